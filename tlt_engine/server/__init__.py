@@ -1,0 +1,1 @@
+"""What joins vLLM's OpenAI server: routes that read the workers' state."""

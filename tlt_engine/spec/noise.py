@@ -1,0 +1,29 @@
+"""Seeds of the sampling noise: the user's, or one that depends only on the engine's seed and the order of arrival."""
+
+_UINT64 = (1 << 64) - 1
+
+
+def arrival_seed(engine_seed: int, arrival: int) -> int:
+    """Returns the seed of a request that brought none.
+
+    Every rank of a tensor-parallel group sees requests in the same order, so all of them agree without a message.
+
+    Args:
+        engine_seed: vLLM's ``--seed``, plus whatever tells data-parallel replicas apart.
+        arrival: number of requests that came before.
+
+    Returns:
+        A signed 64-bit integer.
+
+    Source: the SplitMix64 finaliser (Steele, Lea and Flood 2014), which spreads consecutive inputs over all 64 bits.
+    """
+    state = (engine_seed * 0x9E3779B97F4A7C15 + (arrival + 1) * 0xD1342543DE82EF95) & _UINT64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _UINT64
+    return signed_64(state ^ (state >> 31))
+
+
+def signed_64(value: int) -> int:
+    """Returns ``value`` modulo 2**64 as the signed integer an int64 tensor holds."""
+    value &= _UINT64
+    return value - (1 << 64) if value >> 63 else value

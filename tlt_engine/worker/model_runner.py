@@ -1,0 +1,215 @@
+"""The overrides that make stock's V1 runner verify draft trees; each is ``super()`` plus one thing."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import vllm.v1.worker.gpu_model_runner as stock_runner
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import SamplerOutput
+
+from tlt_engine import ops
+from tlt_engine.spec.drafter import DraftRequest
+from tlt_engine.spec.tree import EMPTY_TREE, DraftTree, TreeBatch
+from tlt_engine.worker.proposer import TltProposer
+from tlt_engine.worker.requests import SeedStore, drafts_chain_only, finish_reason, may_draft
+from tlt_engine.worker.row_metadata import has_custom_processors
+from tlt_engine.worker.sampler import NoiseKeys, TreeSampler
+from tlt_engine.worker.scoped_patches import all_logits_processors
+from tlt_engine.worker.statistics import Statistics
+from tlt_engine.worker.tree_rows import KvMoves, TreeRows
+from tlt_engine.worker.tree_store import TreeStore
+
+logger = init_logger(__name__)
+
+
+@dataclass
+class Step:
+    """The verify rows of the step under way."""
+
+    batch: TreeBatch
+    drafts: list[DraftTree]
+    root_rows: npt.NDArray[np.int64]
+    """``[num_reqs]``. Query row of each request's root."""
+    trees: TreeRows | None
+    """The branching trees; None if every request's rows follow one another."""
+    is_decode_only: bool
+    started: float
+
+
+class TreeRunnerMixin:
+    """Mixed into stock's V1 runners, before them."""
+
+    attention: Any
+    """Module of the platform's tree attention: ``token_planes`` and ``unreadable_reason``."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        with all_logits_processors(stock_runner):
+            super().__init__(vllm_config, device)  # type: ignore[call-arg]
+        self.drafter: TltProposer
+        self.tlt_statistics = Statistics()
+        self.tlt_trees = TreeStore()
+        self.tlt_chain_reason: str | None = None
+        self._tlt_step: Step | None = None
+        self._tlt_sampler = TreeSampler(self.sampler, walk_by_level=self.device.type == "cpu")
+        self._tlt_planes: list[list[Tensor]] = []
+        self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_rank << 32))
+        self.tlt_has_custom_processors = has_custom_processors(self.input_batch.logitsprocs)
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
+        # Budgeted requests have no draft rows, so their rows are laid out as without speculation.
+        if (holder := self.input_batch.thinking_budget_state_holder) is not None:
+            holder.in_spec_mode = False
+        layers = self.compilation_config.static_forward_context
+        groups = [[layers[name] for name in group.layer_names] for group in self.kv_cache_config.kv_cache_groups]
+        reasons = [self.attention.unreadable_reason(layer.impl, layer, layer.kv_cache.dtype)
+                   for group in groups for layer in group]
+        if self.vllm_config.kv_transfer_config is not None:
+            reasons.append("a KV connector saves the cache before accepted rows are in place")
+        self.tlt_chain_reason = next((reason for reason in reasons if reason is not None), None)
+        if self.tlt_chain_reason is None:
+            self._tlt_planes = [
+                [plane for layer in group for plane in self.attention.token_planes(layer.kv_cache)] for group in groups
+            ]
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        for req_id in scheduler_output.finished_req_ids:
+            self.drafter.finish(req_id, finish_reason(self.requests.get(req_id), self.max_model_len))
+            self.tlt_trees.forget(req_id)
+            self._tlt_seeds.forget(req_id)
+        for request in scheduler_output.scheduled_new_reqs:
+            self._tlt_seeds.add(request.req_id, request.sampling_params)
+        corrections = super()._update_states(scheduler_output)  # type: ignore[misc]
+        # The noise is keyed by seed and position. Stock's generators are not used, and stock would rewind those of
+        # partial prefills, which CPU generators cannot do.
+        self.input_batch.generators.clear()
+        return corrections
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: npt.NDArray[np.int32]) -> Any:
+        started = time.perf_counter()
+        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        drafts = [self.tlt_trees.take(req_id, scheduled.get(req_id, ())) for req_id in self.input_batch.req_ids]
+        batch = TreeBatch.pack(drafts)
+        query_ends = np.cumsum(num_scheduled_tokens)
+        step = Step(
+            batch,
+            drafts,
+            (query_ends - batch.num_rows).astype(np.int64),
+            None,
+            is_decode_only=int(query_ends[-1]) == batch.total_rows,
+            started=started,
+        )
+        if batch.branching_reqs:
+            num_computed = self.input_batch.num_computed_tokens_cpu[: batch.num_reqs]
+            step.trees = TreeRows.of_step(batch, query_ends, num_computed, self.device)
+            self.positions[step.trees.query_rows()] = step.trees.positions()
+        if (batch.draft_token_ids < 0).sum() > batch.num_reqs:  # padding of data-parallel steps is no token id
+            self.input_ids.gpu[: query_ends[-1]].clamp_(min=0)
+        self._tlt_step = step
+        return inputs
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        trees = self._tlt_step.trees if self._tlt_step is not None else None
+        builders = [group.get_metadata_builder(0) for group in self._attn_group_iterator()] if trees is not None else []
+        for builder in builders:
+            builder.trees = trees
+        try:
+            return super()._build_attention_metadata(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            for builder in builders:
+                builder.trees = None
+
+    def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
+        step, self._tlt_step = self._tlt_step, None
+        if step is None:
+            return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        self.input_batch.update_async_output_token_ids()
+        output, paths = self._tlt_sampler.sample(
+            logits, step.batch, self._noise_keys(step.batch.num_reqs), self.input_batch.sampling_metadata
+        )
+        accepted_rows = paths.rows.cpu().numpy()
+        self._compact_kv(step, accepted_rows)
+        self._count(step, accepted_rows)
+        if step.is_decode_only and self.device.type == "cpu":  # elsewhere the clock sees launches, not work
+            self.drafter.step_cost.record(step.batch.total_rows, time.perf_counter() - step.started)
+        return output
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        return common_attn_metadata is not None  # lengths are limited request by request when drafts are made
+
+    def propose_draft_token_ids(
+        self, scheduler_output: SchedulerOutput, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
+    ) -> list[list[int]]:
+        """Proposes the drafts of the next step and keeps their trees; vLLM sees the tokens only."""
+        trees = [EMPTY_TREE] * len(sampled_token_ids)
+        wanted = [
+            req
+            for req, token_ids in enumerate(sampled_token_ids)
+            if token_ids and self.drafter.drafts and not self.tlt_has_custom_processors
+            and may_draft(self.requests[self.input_batch.req_ids[req]])
+        ]
+        chain_only = [
+            self.tlt_chain_reason is not None or drafts_chain_only(self.requests[self.input_batch.req_ids[req]])
+            for req in wanted
+        ]
+        proposed = self.drafter.draft([self._draft_request(req) for req in wanted], chain_only, len(sampled_token_ids))
+        for req, tree in zip(wanted, proposed, strict=True):
+            trees[req] = tree
+        for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):
+            self.tlt_trees.put(req_id, tree)
+        return [tree.token_ids for tree in trees]
+
+    def _draft_request(self, req: int) -> DraftRequest:
+        batch = self.input_batch
+        state = self.requests[batch.req_ids[req]]
+        num_tokens = int(batch.num_tokens_no_spec[req])
+        max_tokens = state.sampling_params.max_tokens or self.max_model_len
+        room = self.max_model_len - num_tokens - 1  # the bonus token needs a place, too
+        return DraftRequest(
+            state.req_id,
+            batch.token_ids_cpu[req, :num_tokens],
+            int(batch.num_prompt_tokens[req]),
+            max_nodes=max(0, min(self.num_spec_tokens, room)),
+            max_depth=max(0, max_tokens - len(state.output_token_ids) - 1),
+        )
+
+    def _noise_keys(self, num_reqs: int) -> NoiseKeys:
+        batch = self.input_batch
+        seeds = torch.tensor([self._tlt_seeds[req_id] for req_id in batch.req_ids], dtype=torch.int64)
+        positions = batch.num_tokens_no_spec[:num_reqs] - batch.num_prompt_tokens[:num_reqs]
+        return NoiseKeys(
+            seeds.to(self.device, non_blocking=True),
+            torch.from_numpy(positions.astype(np.int64)).to(self.device, non_blocking=True),
+        )
+
+    def _compact_kv(self, step: Step, accepted_rows: npt.NDArray[np.int32]) -> None:
+        moves = KvMoves.of_paths(step.batch.branching_reqs, step.root_rows, accepted_rows)
+        if not len(moves):
+            return
+        self.tlt_statistics.num_kv_moves += len(moves)
+        src_rows = torch.from_numpy(moves.src_rows).to(self.device, non_blocking=True)
+        dst_rows = torch.from_numpy(moves.dst_rows).to(self.device, non_blocking=True)
+        cu_moves = torch.from_numpy(moves.cu_moves).to(self.device, non_blocking=True)
+        for group, planes in enumerate(self._tlt_planes):
+            slots = self.input_batch.block_table[group].slot_mapping.gpu
+            ops.kv_compact(planes, slots[src_rows], slots[dst_rows], cu_moves)
+
+    def _count(self, step: Step, accepted_rows: npt.NDArray[np.int32]) -> None:
+        self.tlt_statistics.num_steps += 1
+        is_discarded = self.discard_request_mask.np
+        for req, (req_id, tree) in enumerate(zip(self.input_batch.req_ids, step.drafts, strict=True)):
+            if is_discarded[req]:
+                continue
+            accepted_nodes = [row - 1 for row in accepted_rows[req].tolist() if row > 0]
+            self.tlt_statistics.count_request(tree, accepted_nodes)
+            if len(tree):
+                self.drafter.observe(req_id, tree, accepted_nodes)

@@ -1,0 +1,149 @@
+"""From running requests to the draft trees of the next step; a drafter that fails costs drafts, never a token."""
+
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from tlt_engine.config import TltConfig
+from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
+from tlt_engine.spec.prompt_lookup import PromptLookup
+from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
+from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
+
+logger = init_logger(__name__)
+
+FIRST_PAUSE_STEPS = 8
+LONGEST_PAUSE_STEPS = 1024
+
+
+class TltProposer:
+    """The ``custom_class`` object that vLLM builds; the runner calls ``draft`` instead of stock's ``propose``."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.config = TltConfig.from_user(vllm_config.additional_config["tlt"])
+        self.step_cost = StepCost()
+        self.num_failures = 0
+        self.draft_seconds = 0.0
+        self._drafter = build_drafter(self.config)
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        self._failures_in_a_row = 0
+        self._pause_left = 0
+
+    def load_model(self, target_model: Any) -> None:
+        """Does nothing: there are no weights of ours. vLLM's CPU runner calls it without asking."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """Is never reached when the worker is ours; stock's runner would call it."""
+        raise RuntimeError(
+            "method 'tlt' needs tlt_engine's worker, but vLLM runs another one; leave --worker-cls at its default"
+        )
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a drafter at all."""
+        return self._drafter is not None
+
+    def draft(self, requests: Sequence[DraftRequest], chain_only: Sequence[bool], num_reqs: int) -> list[DraftTree]:
+        """Proposes the trees of the next step.
+
+        Args:
+            requests: requests that may be drafted for.
+            chain_only: for each, whether its rows must follow one another.
+            num_reqs: requests that will be in the step, those not drafted for included.
+
+        Returns:
+            One valid tree a request, in order; empty where drafting does not pay or failed.
+        """
+        nothing = [EMPTY_TREE] * len(requests)
+        if self._drafter is None or not requests:
+            return nothing
+        if self._pause_left:
+            self._pause_left -= 1
+            return nothing
+        started = time.perf_counter()
+        try:
+            trees = [
+                self._fit(tree, request, is_chain)
+                for tree, request, is_chain in zip(self._drafter.propose(requests), requests, chain_only, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 - a drafter may be the user's own; whatever it raises, serving goes on
+            self._fail("propose", error)
+            return nothing
+        self._failures_in_a_row = 0
+        trees = choose_draft_rows(trees, self.step_cost, num_reqs=num_reqs, max_rows=self.config.max_step_rows)
+        self.draft_seconds += time.perf_counter() - started
+        return trees
+
+    def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
+        """Tells the drafter what became of a verified tree."""
+        self._tell("observe", req_id, tree, accepted_nodes)
+
+    def finish(self, req_id: str, reason: FinishReason) -> None:
+        """Tells the drafter that a request will not come back."""
+        self._tell("finish", req_id, reason)
+
+    def set_target_version(self, target_version: int) -> None:
+        """Tells the drafter that the target's weights changed."""
+        self._tell("set_target_version", target_version)
+
+    def num_bytes(self) -> dict[str, tuple[int, int]]:
+        """Returns, for each of the drafter's buffers, the bytes in use and the cap."""
+        return self._drafter.num_bytes() if self._drafter is not None else {}
+
+    def _tell(self, method: str, *args: Any) -> None:
+        if self._drafter is None:
+            return
+        try:
+            getattr(self._drafter, method)(*args)
+        except Exception as error:  # noqa: BLE001 - as in draft()
+            self._fail(method, error)
+
+    def _fit(self, tree: DraftTree, request: DraftRequest, is_chain: bool) -> DraftTree:
+        problem = tree.problem(self._vocab_size)
+        if problem is not None:
+            raise ValueError(f"draft for request {request.req_id}: {problem}")
+        if is_chain:
+            tree = tree.likeliest_chain()
+        depths: list[int] = []
+        nodes: list[int] = []
+        for node, parent in enumerate(tree.parents):
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            if depths[node] <= request.max_depth:
+                nodes.append(node)
+        nodes = nodes[: request.max_nodes]
+        return tree if len(nodes) == len(tree) else tree.select(nodes)
+
+    def _fail(self, method: str, error: Exception) -> None:
+        self.num_failures += 1
+        self._failures_in_a_row += 1
+        self._pause_left = min(FIRST_PAUSE_STEPS << (self._failures_in_a_row - 1), LONGEST_PAUSE_STEPS)
+        if self._failures_in_a_row == 1:
+            logger.warning(
+                "The drafter failed in %s and is left alone for %d steps, longer if it fails again; "
+                "serving goes on without drafts: %r",
+                method,
+                self._pause_left,
+                error,
+            )
+
+
+def build_drafter(config: TltConfig) -> Drafter | None:
+    """Builds the configured drafter.
+
+    Raises:
+        ValueError: the user's own drafter cannot be imported or does not take its arguments.
+    """
+    if config.drafter == "none":
+        return None
+    if config.drafter == "ngram":
+        return PromptLookup(config.prompt_lookup)
+    module_name, _, class_name = config.drafter.partition(":")
+    try:
+        drafter: Drafter = getattr(importlib.import_module(module_name), class_name)(**config.drafter_args)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"speculative_config.drafter: cannot build {config.drafter!r}: {error}") from error
+    return drafter

@@ -1,0 +1,126 @@
+"""What attention needs to know of the step's branching trees, as tensors, and where their rows' K/V lie."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tlt_engine.spec.tree import TreeBatch
+
+
+@dataclass(frozen=True)
+class TreeRows:
+    """The rows of a step's branching trees.
+
+    Rows of a tree are consecutive query rows; row ``r`` has its K/V in slot index ``context_len + r`` of its request.
+    """
+
+    req_indices: Tensor
+    """``[num_trees]`` int32. Request of each tree."""
+    query_starts: Tensor
+    """``[num_trees]`` int32. Query row of each root."""
+    context_lens: Tensor
+    """``[num_trees]`` int32. Committed tokens before each root."""
+    cu_num_rows: Tensor
+    """``[num_trees + 1]`` int32. Prefix sums of the rows of each tree."""
+    depths: Tensor
+    """``[total_rows]`` int32. Distance from the root."""
+    ancestor_masks: Tensor
+    """``[total_rows, words]`` int64. Rows of its own tree that each row sees."""
+    covers_batch: bool
+    """Whether the step has no other query row."""
+
+    @property
+    def num_rows(self) -> Tensor:
+        """``[num_trees]`` int32. Rows of each tree."""
+        return self.cu_num_rows.diff()
+
+    @classmethod
+    def of_step(
+        cls,
+        batch: TreeBatch,
+        query_ends: npt.NDArray[np.int32],
+        num_computed_tokens: npt.NDArray[np.int32],
+        device: torch.device,
+    ) -> "TreeRows":
+        """Picks the branching trees of a step.
+
+        Args:
+            batch: the step's verify rows.
+            query_ends: ``[num_reqs]``. Prefix sums of the step's query rows; a tree's rows are the last ones of its
+                request.
+            num_computed_tokens: ``[num_reqs]``. Committed tokens of each request before the step.
+            device: where the tensors go.
+        """
+        trees = batch.branching_reqs
+        num_rows = batch.num_rows[trees]
+        query_starts = query_ends[trees] - num_rows
+        rows = np.concatenate([np.arange(batch.cu_num_rows[req], batch.cu_num_rows[req + 1]) for req in trees])
+
+        def to_device(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)
+
+        return cls(
+            req_indices=to_device(np.asarray(trees), np.int32),
+            query_starts=to_device(query_starts, np.int32),
+            context_lens=to_device(num_computed_tokens[trees], np.int32),
+            cu_num_rows=to_device(np.concatenate([[0], np.cumsum(num_rows)]), np.int32),
+            depths=to_device(batch.depths[rows], np.int32),
+            ancestor_masks=to_device(batch.ancestor_masks(trees), np.int64),
+            covers_batch=len(trees) == batch.num_reqs,
+        )
+
+    def query_rows(self) -> Tensor:
+        """``[total_rows]`` int64. Query row of each tree row."""
+        num_rows = self.num_rows
+        offsets = torch.arange(len(self.depths), device=self.depths.device) - self.cu_num_rows[:-1].repeat_interleave(
+            num_rows
+        )
+        return self.query_starts.repeat_interleave(num_rows) + offsets
+
+    def positions(self) -> Tensor:
+        """``[total_rows]`` int64. Position of each row: its request's context plus its depth."""
+        return (self.context_lens.repeat_interleave(self.num_rows) + self.depths).long()
+
+
+@dataclass(frozen=True)
+class KvMoves:
+    """K/V of accepted rows that must move to the front of their request's rows."""
+
+    src_rows: npt.NDArray[np.int64]
+    """``[num_moves]``. Query rows whose K/V move, in path order inside a request."""
+    dst_rows: npt.NDArray[np.int64]
+    """``[num_moves]``. Query rows whose slots receive them; always before the source."""
+    cu_moves: npt.NDArray[np.int32]
+    """``[num_reqs_with_moves + 1]``. Prefix sums of the moves of each request."""
+
+    @classmethod
+    def of_paths(
+        cls, trees: list[int], root_rows: npt.NDArray[np.int64], accepted_rows: npt.NDArray[np.int32]
+    ) -> "KvMoves":
+        """Finds the accepted rows that do not lie where plain decoding would have put them.
+
+        Args:
+            trees: requests with a branching tree.
+            root_rows: ``[num_reqs]``. Query row of each request's root.
+            accepted_rows: ``[num_reqs, width]``. Accepted rows inside the request, padded with -1.
+        """
+        src: list[int] = []
+        dst: list[int] = []
+        cu_moves = [0]
+        for req in trees:
+            root = int(root_rows[req])
+            for place, row in enumerate(accepted_rows[req].tolist(), start=1):
+                if row < 0:
+                    break
+                if row != place:
+                    src.append(root + row)
+                    dst.append(root + place)
+            if len(src) > cu_moves[-1]:
+                cu_moves.append(len(src))
+        return cls(np.array(src, np.int64), np.array(dst, np.int64), np.array(cu_moves, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.src_rows)
