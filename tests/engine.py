@@ -1,0 +1,76 @@
+"""Runs an engine in a fresh process and returns what it generated: ``run_engine(EngineJob(...))``."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+
+
+@dataclass(frozen=True)
+class EngineJob:
+    """One engine and the batches it is given."""
+
+    model: str
+    batches: list[dict[str, Any]]
+    """Each ``{"prompts": [[token ids]], "params": {...} or [{...}, ...], "abort_after": {"index": steps}}``."""
+    speculative_config: dict[str, Any] | None = None
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of ``LLM`` beside the common ones."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What came back."""
+
+    batches: list[list[list[dict[str, Any]]]]
+    """For each batch, prompt and sequence: ``token_ids``, ``logprobs``, ``finish_reason``, ``stop_reason``."""
+    status: dict[str, Any] | None
+    metrics: dict[str, float]
+    free_blocks: tuple[int, int]
+    """Free KV blocks before the first and after the last batch."""
+    log: str
+
+    def token_ids(self, batch: int) -> list[list[list[int]]]:
+        """Returns the tokens of each prompt's sequences."""
+        return [[sequence["token_ids"] for sequence in prompt] for prompt in self.batches[batch]]
+
+
+def run_engine(job: EngineJob) -> EngineResult:
+    """Runs ``job`` in a fresh process.
+
+    Raises:
+        RuntimeError: the engine failed; the text is the end of its log.
+    """
+    environment = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)]),
+        **job.environment,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        result_path = Path(folder) / "result.json"
+        process = subprocess.run(
+            [sys.executable, str(TESTS / "engine_child.py"), str(result_path)],
+            input=json.dumps(asdict(job)),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            check=False,
+            timeout=600,
+        )
+        if process.returncode or not result_path.exists():
+            raise RuntimeError(process.stdout[-6000:])
+        return EngineResult(**json.loads(result_path.read_text()), log=process.stdout)

@@ -1,0 +1,83 @@
+"""The child process of ``engine.run_engine``: one in-process engine, stepped by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.read())
+    from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    settings = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "seed": 0,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 32,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+        **job["engine"],
+    }
+    if job["speculative_config"] is not None:
+        settings["speculative_config"] = job["speculative_config"]
+    llm = LLM(job["model"], **settings)
+    engine = llm.llm_engine
+
+    def params_of(values: dict) -> SamplingParams:
+        values = dict(values)
+        if "logit_bias" in values:
+            values["logit_bias"] = {int(token_id): bias for token_id, bias in values["logit_bias"].items()}
+        if "structured_outputs" in values:
+            values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+        return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    def free_blocks() -> int:
+        return engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def run(batch: dict, index: int) -> list:
+        params = batch["params"]
+        for i, prompt in enumerate(batch["prompts"]):
+            values = params[i] if isinstance(params, list) else params
+            engine.add_request(f"{index}.{i}", {"prompt_token_ids": prompt}, params_of(values))
+        finished, steps = {}, 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = [describe(sequence) for sequence in output.outputs]
+            steps += 1
+            aborted = [f"{index}.{i}" for i, after in batch.get("abort_after", {}).items() if after == steps]
+            if aborted:
+                engine.abort_request(aborted)
+        return [finished.get(f"{index}.{i}", []) for i in range(len(batch["prompts"]))]
+
+    def describe(sequence) -> dict:
+        logprobs = None
+        if sequence.logprobs:
+            logprobs = [
+                {str(token_id): entry.logprob for token_id, entry in position.items()} for position in sequence.logprobs
+            ]
+        return {
+            "token_ids": list(sequence.token_ids),
+            "text": sequence.text,
+            "logprobs": logprobs,
+            "finish_reason": sequence.finish_reason,
+            "stop_reason": sequence.stop_reason,
+        }
+
+    before = free_blocks()
+    batches = [run(batch, index) for index, batch in enumerate(job["batches"])]
+    engine.reset_prefix_cache()
+    status = None
+    if job["speculative_config"] is not None and "tlt" in job["speculative_config"].values():
+        status = llm.collective_rpc("tlt_status")[0]
+    metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    result = {"batches": batches, "status": status, "metrics": metrics, "free_blocks": [before, free_blocks()]}
+    Path(sys.argv[1]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

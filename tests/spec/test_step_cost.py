@@ -1,0 +1,76 @@
+"""Draft rows go where they raise tokens per second, and nowhere else."""
+
+import random
+
+import pytest
+
+from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
+from tlt_engine.spec.tree import ROOT, DraftTree
+
+CPU_COST_MS = {1: 36, 2: 40, 4: 36, 8: 44, 16: 60, 32: 97}
+"""Milliseconds of a plain SmolLM2-135M step by rows, measured on one core."""
+
+
+def measured(costs=CPU_COST_MS, noise=0.0, seed=0):
+    step_cost, rng = StepCost(), random.Random(seed)
+    for _ in range(40):
+        for rows, cost in costs.items():
+            step_cost.record(rows, cost * (1 + noise * rng.expovariate(1)))
+    return step_cost
+
+
+def tree_of(probs):
+    return DraftTree(list(range(len(probs))), list(range(ROOT, len(probs) - 1)), probs=probs)
+
+
+def test_prediction_is_monotone_and_passes_through_the_medians():
+    step_cost = measured(noise=0.3)
+    predictions = [step_cost.predict(rows) for rows in range(1, 40)]
+    assert predictions == sorted(predictions)
+    assert step_cost.predict(16) / step_cost.predict(8) == pytest.approx(60 / 44, rel=0.15)
+
+
+def test_one_slow_step_is_forgotten():
+    step_cost = measured()
+    before = step_cost.predict(8)
+    step_cost.record(8, 100 * before)
+    assert step_cost.predict(8) == pytest.approx(before, rel=0.05)
+
+
+def test_unmeasured_sizes_follow_the_prior_from_the_nearest_measured_one():
+    step_cost = measured({1: 10.0})
+    assert 10.0 < step_cost.predict(8) < step_cost.predict(64) < step_cost.predict(5000)
+
+
+def test_alone_a_request_gets_many_rows_and_in_a_crowd_only_sure_ones():
+    probs = [0.6 * 0.8**i for i in range(15)]
+    alone = choose_draft_rows([tree_of(probs)], measured(), num_reqs=1, max_rows=None)
+    crowd = choose_draft_rows([tree_of(probs)] * 32, measured(), num_reqs=32, max_rows=None)
+    sure = choose_draft_rows([tree_of([0.99] * 8)] * 32, measured(), num_reqs=32, max_rows=None)
+    assert len(alone[0]) >= 6
+    assert sum(map(len, crowd)) == 0
+    assert sum(map(len, sure)) > 32
+
+
+def test_rows_go_to_the_request_that_gains_most():
+    poor, rich = tree_of([0.1, 0.01]), tree_of([0.9, 0.8, 0.7])
+    chosen = choose_draft_rows([poor, rich], measured(), num_reqs=2, max_rows=5)
+    assert [len(tree) for tree in chosen] == [0, 3]
+
+
+def test_chosen_nodes_have_their_parents_even_if_estimates_are_inconsistent():
+    tree = DraftTree([1, 2, 3], [ROOT, 0, 1], probs=[0.2, 0.9, 0.9])
+    chosen = choose_draft_rows([tree], measured(), num_reqs=1, max_rows=3)[0]
+    assert chosen.problem(10) is None
+    assert chosen.token_ids == [1, 2]
+
+
+def test_row_cap_holds_and_a_full_batch_gets_nothing():
+    chosen = choose_draft_rows([tree_of([0.99] * 15)] * 3, measured(), num_reqs=3, max_rows=10)
+    assert sum(map(len, chosen)) <= 7
+    assert sum(map(len, choose_draft_rows([tree_of([0.99])], measured(), num_reqs=8, max_rows=8))) == 0
+
+
+def test_drafts_without_estimates_count_as_certain():
+    chosen = choose_draft_rows([DraftTree.chain([1, 2, 3])], measured(), num_reqs=1, max_rows=None)
+    assert chosen[0].token_ids == [1, 2, 3]

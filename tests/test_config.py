@@ -1,0 +1,34 @@
+"""What a user writes is checked before anything loads, and every message names the key."""
+
+import pytest
+
+from tlt_engine.config import TltConfig
+
+
+def test_defaults_need_nothing():
+    assert TltConfig.from_user({}) == TltConfig()
+
+
+def test_travels_as_plain_data():
+    config = TltConfig.from_user({"num_speculative_tokens": 7, "prompt_lookup": {"max_match_len": 12}})
+    assert TltConfig.from_user(config.to_builtins()) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"disable_above_batchsize": 4}, r"unknown key 'disable_above_batchsize'.*known keys: .*'num_speculative_tokens'"),
+        ({"draft_tensor_parallel_size": 1}, "unknown key 'draft_tensor_parallel_size'"),
+        ({"prompt_lookup": {"max_ngram": 3}}, r"speculative_config\.prompt_lookup: unknown key 'max_ngram'"),
+        ({"num_speculative_tokens": 0}, r"num_speculative_tokens"),
+        ({"num_speculative_tokens": 256}, r"num_speculative_tokens"),
+        ({"num_speculative_tokens": "8"}, r"num_speculative_tokens"),
+        ({"max_step_rows": 0}, r"max_step_rows"),
+        ({"prompt_lookup": {"min_prob": 1.5}}, r"prompt_lookup\.min_prob"),
+        ({"drafter": "eagle"}, r"drafter: expected 'ngram', 'none' or 'module:Class', got 'eagle'"),
+        ({"drafter_args": {"a": 1}}, r"drafter_args: drafter 'ngram' takes no arguments"),
+    ],
+)
+def test_bad_option_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        TltConfig.from_user(options)

@@ -1,0 +1,92 @@
+"""A tiny target, prompts that reach every path of the scheduler, and answers for the drafters that know them."""
+
+import json
+import random
+
+import pytest
+from engine import EngineJob, EngineResult, run_engine
+from models import TINY_VOCAB, make_tiny_llama
+
+NUM_PROMPTS = 20
+MAX_TOKENS = 40
+
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.9, "seed": 5},
+    "unseeded": {"temperature": 0.7},
+    "top_p_top_k": {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 40},
+    "penalties": {"temperature": 0.8, "seed": 7, "repetition_penalty": 1.3, "frequency_penalty": 0.4,
+                  "presence_penalty": 0.2},
+    "greedy_penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    "min_p": {"temperature": 1.2, "seed": 8, "min_p": 0.05},
+    "logit_bias": {"temperature": 0.9, "seed": 9, "logit_bias": {"7": 4.0, "11": -100.0}},
+    "min_tokens": {"temperature": 0.9, "seed": 10, "min_tokens": 12, "stop_token_ids": list(range(100, 160))},
+    "bad_words": {"temperature": 0.0, "allowed_token_ids": list(range(5, 300))},
+    "logprobs": {"temperature": 0.6, "seed": 11, "logprobs": 3},
+    "several": {"temperature": 0.9, "seed": 12, "n": 3},
+}
+"""Sampling parameters by name; all but ``greedy`` are also mixed in one batch."""
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory):
+    return str(make_tiny_llama(tmp_path_factory.mktemp("tiny_llama")))
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """Lengths 1-120 around the 64-token prefill budget; some share a prefix, some repeat themselves."""
+    rng = random.Random(7)
+    shared = [rng.randrange(3, TINY_VOCAB) for _ in range(70)]
+    lengths = [1, 2, 3, 63, 64, 65, 129] + [rng.randint(4, 120) for _ in range(NUM_PROMPTS - 7)]
+    made = []
+    for i, length in enumerate(lengths):
+        prompt = [rng.randrange(3, TINY_VOCAB) for _ in range(length)]
+        if i >= 7 and i % 3 == 0:
+            prompt = shared + prompt[:20]
+        if i >= 7 and i % 4 == 1:
+            prompt = (prompt[:8] * 8)[:60]
+        made.append(prompt)
+    return made
+
+
+@pytest.fixture(scope="session")
+def batches(prompts):
+    """One batch for each kind of sampling, then all kinds in one batch, then the first again (cached prefixes)."""
+    base = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "detokenize": False}
+    single = [{"prompts": prompts, "params": {**base, **params}} for params in SAMPLING.values()]
+    kinds = [params for name, params in SAMPLING.items() if name != "unseeded"]
+    mixed = {"prompts": prompts, "params": [{**base, **kinds[i % len(kinds)]} for i in range(len(prompts))]}
+    return [*single, mixed, single[0]]
+
+
+@pytest.fixture(scope="session")
+def stock(tiny_llama, prompts):
+    """Stock vLLM without speculation, greedy."""
+    params = {"max_tokens": MAX_TOKENS + 8, "ignore_eos": True, "detokenize": False, "temperature": 0.0}
+    return run_engine(EngineJob(tiny_llama, [{"prompts": prompts, "params": params}]))
+
+
+@pytest.fixture(scope="session")
+def answers(stock, prompts, tmp_path_factory):
+    """File with the target's greedy continuation of each prompt, for the drafters that know it."""
+    path = tmp_path_factory.mktemp("answers") / "answers.json"
+    outputs = [sequences[0] for sequences in stock.token_ids(0)]
+    path.write_text(json.dumps(list(zip(prompts, outputs, strict=True))))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def run_tlt(tiny_llama):
+    """Runs the tiny target with method ``tlt``."""
+
+    def run(batches, engine=None, **options) -> EngineResult:
+        return run_engine(EngineJob(tiny_llama, batches, {"method": "tlt", **options}, engine or {}))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def without_drafts(run_tlt, batches):
+    """TLT that never drafts: what every drafter must reproduce."""
+    return run_tlt(batches, drafter="none")

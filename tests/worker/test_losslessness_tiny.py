@@ -1,0 +1,150 @@
+"""Whatever the drafter does, the tokens are those of the engine that never drafts, and the engine stays alive."""
+
+import pytest
+from models import TINY_VOCAB
+
+from worker.conftest import MAX_TOKENS, SAMPLING
+
+ADVERSARIES = {
+    "anti": {"drafter": "worker.fake_drafters:Constant", "drafter_args": {"token_ids": [3, 4, 5, 6]}},
+    "illegal": {"drafter": "worker.fake_drafters:OutOfVocabulary", "drafter_args": {"token_id": TINY_VOCAB}},
+    "negative": {"drafter": "worker.fake_drafters:OutOfVocabulary", "drafter_args": {"token_id": -1}},
+    "ragged": {"drafter": "worker.fake_drafters:Ragged", "drafter_args": {"vocab_size": TINY_VOCAB}},
+    "too_few": {"drafter": "worker.fake_drafters:WrongCount"},
+    "raising": {"drafter": "worker.fake_drafters:Raising"},
+    "hanging": {"drafter": "worker.fake_drafters:Hanging", "drafter_args": {"seconds": 10}},
+    "ngram": {},
+}
+
+
+def assert_same_tokens(result, expected, batches):
+    for index, batch in enumerate(batches):
+        for prompt, (got, want) in enumerate(zip(result.token_ids(index), expected.token_ids(index), strict=True)):
+            assert got == want, f"batch {index} with {batch['params']}, prompt {prompt}"
+
+
+def oracle(answers, **args):
+    return {
+        "drafter": "worker.fake_drafters:TreeOracle",
+        "drafter_args": {"answers": answers, "vocab_size": TINY_VOCAB, **args},
+    }
+
+
+def test_greedy_without_drafts_is_stock(without_drafts, stock):
+    cut = [[sequence[:MAX_TOKENS] for sequence in prompt] for prompt in stock.token_ids(0)]
+    assert without_drafts.token_ids(0) == cut
+
+
+@pytest.mark.slow
+def test_trees_with_the_answer_among_wrong_branches(run_tlt, batches, without_drafts, answers):
+    result = run_tlt(batches, **oracle(answers))
+    assert_same_tokens(result, without_drafts, batches)
+    assert result.status["kv_moves"] > 100, "accepted rows no longer lie behind rejected ones"
+    assert result.status["trees"]["truncated"] > 0, "the scheduler no longer cuts a tree"
+    assert result.status["trees"]["mismatched"] == 0
+    assert result.free_blocks[0] == result.free_blocks[1]
+
+
+@pytest.mark.slow
+def test_wide_trees_need_two_mask_words(run_tlt, batches, without_drafts, answers):
+    few = [batches[0], batches[4]]
+    expected = run_tlt(few, drafter="none")
+    result = run_tlt(
+        few, {"max_num_batched_tokens": 512}, num_speculative_tokens=90, **oracle(answers, depth=8, branching=6)
+    )
+    assert_same_tokens(result, expected, few)
+    assert result.status["draft_tokens"] / result.status["drafts"] > 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_adversary(run_tlt, batches, without_drafts, name):
+    result = run_tlt(batches, **ADVERSARIES[name])
+    assert_same_tokens(result, without_drafts, batches)
+    assert result.free_blocks[0] == result.free_blocks[1]
+    failures = result.status["drafter_failures"]
+    assert failures > 0 if name in ("illegal", "negative", "too_few", "raising") else failures == 0
+    if name == "ragged":
+        assert result.status["drafts"] > 0
+
+
+@pytest.mark.slow
+def test_logprobs_are_those_of_the_emitted_tokens(run_tlt, batches, without_drafts, answers):
+    index = list(SAMPLING).index("logprobs")
+    result = run_tlt([batches[0], batches[index]], drafter="worker.fake_drafters:Chain",
+                     drafter_args={"answers": answers, "length": 5})
+    for got, want in zip(result.batches[1], without_drafts.batches[index], strict=True):
+        assert got[0]["token_ids"] == want[0]["token_ids"]
+        assert len(got[0]["logprobs"]) == len(got[0]["token_ids"])
+        for position, expected in zip(got[0]["logprobs"], want[0]["logprobs"], strict=True):
+            assert position.keys() == expected.keys()
+            for token_id, logprob in position.items():
+                assert logprob == pytest.approx(expected[token_id], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
+    """The drafter knows the answer: every draft is accepted, and vLLM's own metrics say the same as ours."""
+    result = run_tlt([batches[0]], {"max_num_batched_tokens": 512}, drafter="worker.fake_drafters:Chain",
+                     drafter_args={"answers": answers, "length": 4})
+    assert result.status["acceptance_length"] > 4.8  # the last step of a request has less to accept
+    assert result.metrics["vllm:spec_decode_num_drafts"] == result.status["drafts"]
+    assert result.metrics["vllm:spec_decode_num_draft_tokens"] == result.status["draft_tokens"]
+    assert result.metrics["vllm:spec_decode_num_accepted_tokens"] == result.status["accepted_draft_tokens"]
+
+
+@pytest.mark.slow
+def test_preemption_keeps_tokens_and_acceptance(run_tlt, batches, answers):
+    """Eleven blocks for eight requests: requests are thrown out and come back."""
+    few_blocks = {"num_gpu_blocks_override": 11, "max_model_len": 256}
+    batch = [{**batches[0], "prompts": batches[0]["prompts"][7:]}]
+    expected = run_tlt(batch, drafter="none")
+    result = run_tlt(batch, few_blocks, **oracle(answers))
+    assert result.metrics["vllm:num_preemptions"] > 10
+    assert_same_tokens(result, expected, batch)
+    assert result.status["acceptance_length"] > 2
+    assert result.free_blocks[0] == result.free_blocks[1]
+
+
+@pytest.mark.slow
+def test_aborted_requests_leave_nothing_behind(run_tlt, batches, without_drafts, answers):
+    aborting = {**batches[0], "abort_after": {"0": 3, "5": 6, "9": 9}}
+    result = run_tlt([aborting, batches[0]], **oracle(answers))
+    survivors = [i for i in range(len(batches[0]["prompts"])) if str(i) not in aborting["abort_after"]]
+    assert [result.token_ids(0)[i] for i in survivors] == [without_drafts.token_ids(0)[i] for i in survivors]
+    assert result.token_ids(1) == without_drafts.token_ids(0)
+    assert result.status["trees"]["in_flight"] == 0
+    assert result.free_blocks[0] == result.free_blocks[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 15])
+def test_few_and_many_sequences(run_tlt, batches, without_drafts, answers, max_num_seqs):
+    result = run_tlt([batches[0]], {"max_num_seqs": max_num_seqs}, **oracle(answers))
+    assert_same_tokens(result, without_drafts, batches[:1])
+
+
+@pytest.mark.slow
+def test_seeded_request_is_reproducible_beside_unseeded_ones(run_tlt, prompts):
+    base = {"max_tokens": 24, "ignore_eos": True, "detokenize": False, "temperature": 1.0}
+    seeded = [{**base, "seed": 42} if i % 2 else base for i in range(16)]
+    batch = {"prompts": [prompts[9]] * 16, "params": seeded}
+    result = run_tlt([batch, batch])
+    outputs = [sequence[0] for index in (0, 1) for sequence in result.token_ids(index)]
+    assert len({tuple(output) for output in outputs[1::2]}) == 1
+    assert len({tuple(output) for output in outputs[0::2]}) == 16
+
+
+@pytest.mark.slow
+def test_context_limit_is_reached_exactly(run_tlt, prompts, answers):
+    """Prompts that leave room for 1, 2, 7, 8 and 9 tokens before max_model_len."""
+    limit = 128
+    longest = next(prompt for prompt in prompts if len(prompt) == 129)
+    fitting = [longest[: limit - room] for room in (1, 2, 7, 8, 9)]
+    batch = [{"prompts": fitting, "params": {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True,
+                                             "detokenize": False}}]
+    expected = run_tlt(batch, {"max_model_len": limit}, drafter="none")
+    result = run_tlt(batch, {"max_model_len": limit}, drafter="worker.fake_drafters:Ragged",
+                     drafter_args={"vocab_size": TINY_VOCAB})
+    assert [len(sequence[0]) for sequence in expected.token_ids(0)] == [1, 2, 7, 8, 9]
+    assert_same_tokens(result, expected, batch)
