@@ -1,0 +1,159 @@
+"""A reinforcement-learning rollout batch: groups of sampled responses with a long tail, timed to the last one.
+
+A sampled TLT response is another draw of the same distribution than stock's, so against stock tokens/s are compared; the
+run of TLT that never drafts has the same draws, so against it the wall time of identical tokens is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from benchmarks.engines import EngineSettings, emits_wrong_text
+from benchmarks.jobs import Job, JobRequest
+from benchmarks.machine import machine_info, new_result
+from benchmarks.measure import Comparison, print_rows, run_interleaved
+from benchmarks.options import add_common_options, model_name
+from benchmarks.prompts import ROLLOUT_TASKS, make_prompts, make_warmup_prompts
+from benchmarks.result import Row, quantile
+
+ENGINES = ("stock", "stock-ngram", "stock-suffix", "tlt-off", "tlt-ngram")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout", description=__doc__)
+    add_common_options(parser, engines=ENGINES)
+    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=4, help="responses of each prompt")
+    parser.add_argument("--max-tokens", type=int, default=768)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
+    parser.add_argument("--seed", type=int, default=0, help="the first request's; the others count up")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.num_prompts, arguments.group_size = 2, 2
+        arguments.max_tokens, arguments.repetitions = 48, 1
+    return arguments
+
+
+def make_job(arguments: argparse.Namespace, engine: str, prompts: list[list[int]], warmup: list[list[int]]) -> Job:
+    """Returns an engine's job.
+
+    Stock engines sample from one generator seeded for the whole engine: with a generator a request, stock on CPU spends
+    half as much again on a step, and a baseline must not be made slow.
+    """
+    sampling: dict[str, Any] = {
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+    }
+    seeded = engine.startswith("tlt-")
+    requests = [
+        JobRequest(
+            request_id=f"p{prompt_index}-r{member}",
+            prompt_token_ids=prompt,
+            max_tokens=arguments.max_tokens,
+            seed=arguments.seed + prompt_index * arguments.group_size + member if seeded else None,
+            **sampling,
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for member in range(arguments.group_size)
+    ]
+    warmup_requests = [
+        JobRequest(request_id=f"w{index}", prompt_token_ids=prompt, max_tokens=16, **sampling)
+        for index, prompt in enumerate(warmup)
+    ]
+    return Job(
+        engine=engine,
+        settings=vars(EngineSettings(model=arguments.model, max_num_seqs=len(requests))),
+        requests=requests,
+        concurrency=len(requests),
+        warmup=warmup_requests,
+    )
+
+
+def rollout_rows(comparison: Comparison, temperature: float, on_cpu: bool) -> list[Row]:
+    """Makes the rows of all engines, with equality checked where it is owed."""
+    rows: list[Row] = []
+    results = comparison.results
+    for engine in results:
+        equal: bool | None = None
+        if engine != "stock" and temperature == 0:
+            equal = comparison.outputs_equal(engine, "stock")
+        elif engine == "tlt-ngram" and "tlt-off" in results:
+            equal = comparison.outputs_equal(engine, "tlt-off")
+        elif emits_wrong_text(engine, temperature, on_cpu):
+            equal = False
+        rows += comparison.speed_rows(engine, equal)
+        rows += comparison.live_batch_rows(engine)
+        rows.append(comparison.row(engine, "tokens", "tokens", lambda result: result.num_tokens))
+    if "tlt-ngram" in results and "tlt-off" in results:
+        rows.append(
+            comparison.row(
+                "tlt-ngram",
+                "wall_s",
+                "s",
+                lambda result: result.wall_s,
+                case="same tokens",
+                baseline="tlt-off",
+                outputs_equal=comparison.outputs_equal("tlt-ngram", "tlt-off"),
+            )
+        )
+    return rows
+
+
+def length_quantiles(comparison: Comparison) -> dict[str, float]:
+    """Returns quantiles of the baseline's response lengths over all rounds, in tokens."""
+    lengths = [
+        len(token_ids)
+        for result in comparison.results[comparison.baseline]
+        for token_ids in result.token_ids.values()
+    ]
+    return {f"p{round(100 * share)}": quantile(lengths, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)}
+
+
+def main() -> None:
+    """Runs the benchmark, prints its rows and, unless ``--quick``, writes its file."""
+    arguments = parse_arguments()
+    on_cpu = machine_info()["gpu"] is None
+    prompts = make_prompts(arguments.model, ROLLOUT_TASKS, arguments.num_prompts)
+    warmup = make_warmup_prompts(arguments.model, 4)
+    settings = {
+        "model": model_name(arguments.model),
+        "dtype": "float32",
+        "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "tasks": list(ROLLOUT_TASKS),
+        "num_prompts": arguments.num_prompts,
+        "group_size": arguments.group_size,
+        "max_tokens": arguments.max_tokens,
+        "seed": arguments.seed,
+        "repetitions": arguments.repetitions,
+        "request_seeds": "tlt engines only; stock engines draw from one generator, which is faster on CPU",
+    }
+    result = new_result("rollout", "benchmarks.bench_rollout", settings)
+    runs = run_interleaved(
+        arguments.engines,
+        arguments.repetitions,
+        lambda engine: make_job(arguments, engine, prompts, warmup),
+        "rollout",
+    )
+    comparison = Comparison("rollout", runs, baseline="stock")
+    wrong = [name for name in arguments.engines if emits_wrong_text(name, arguments.temperature, on_cpu)]
+    result.settings["notes"] = [f"{name}: outputs wrong above temperature 0" for name in wrong]
+    result.settings["response_length"] = length_quantiles(comparison)
+    result.rows = rollout_rows(comparison, arguments.temperature, on_cpu)
+    result.series = [series for engine in arguments.engines for series in comparison.curves(engine)]
+    print_rows(result.rows)
+    for note in result.settings["notes"]:
+        print(f"note: {note}")
+    print(f"response length of stock, tokens: {result.settings['response_length']}")
+    if not arguments.quick:
+        print(f"written: {result.write(arguments.output).name}")
+
+
+if __name__ == "__main__":
+    main()

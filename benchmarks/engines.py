@@ -1,0 +1,92 @@
+"""The engines that benchmarks compare, by name: what differs between them is the speculative configuration and nothing else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+ENGINE_ENVIRONMENT: dict[str, str] = {
+    # In-process: 36 ms a plain step at batch 1 on 2 cores, against 42-51 ms with vLLM's engine in its own process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    # Two oversubscribed OpenMP pools spin against each other and run 10-30 times slower.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Set for every engine alike, before vLLM is imported."""
+
+TLT_ENGINES_NEEDING_ANSWERS = frozenset({"tlt-oracle"})
+"""Engines whose drafter is told the responses beforehand; a benchmark runs them after the engine that makes these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What all engines of one comparison have in common."""
+
+    model: str
+    """Directory of the target model."""
+    max_model_len: int = 2048
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 8192
+    """Above the sum of all prompts: a chunked prefill with a per-request seed kills stock's CPU engine."""
+    dtype: str = "float32"
+    seed: int = 0
+
+    def to_vllm(self) -> dict[str, Any]:
+        """Returns the keyword arguments of ``vllm.LLM`` without the speculative configuration."""
+        return {
+            "model": self.model,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "seed": self.seed,
+            "enforce_eager": True,
+            "disable_log_stats": False,  # the acceptance length comes out of the metrics
+        }
+
+
+_SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "stock-ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    },
+    "stock-suffix": {"method": "suffix", "num_speculative_tokens": 8},
+    "tlt-off": {"method": "tlt", "drafter": "none"},
+    "tlt-ngram": {"method": "tlt"},
+    "tlt-oracle": {"method": "tlt", "drafter": "benchmarks.oracle:OracleDrafter", "num_speculative_tokens": 7},
+}
+ENGINE_NAMES: tuple[str, ...] = tuple(_SPECULATIVE_CONFIGS)
+
+
+def speculative_config(engine: str) -> dict[str, Any] | None:
+    """Returns the speculative configuration of a named engine, a fresh copy.
+
+    Raises:
+        ValueError: no engine has that name.
+    """
+    if engine not in _SPECULATIVE_CONFIGS:
+        raise ValueError(f"engine: unknown name {engine!r}; known names: {list(ENGINE_NAMES)}")
+    config = _SPECULATIVE_CONFIGS[engine]
+    return None if config is None else dict(config)
+
+
+def emits_wrong_text(engine: str, temperature: float, on_cpu: bool) -> bool:
+    """Says whether an engine is known to emit text the target would not.
+
+    Stock's speculating engines of vLLM 0.32 do so on CPU above temperature 0: unrelated tokens in mid-sentence and early
+    ends. Their speed is then no baseline, and a result file has to say so.
+    """
+    return on_cpu and temperature > 0 and engine.startswith("stock-")
+
+
+def child_environment() -> dict[str, str]:
+    """Returns the environment of an engine's process: the caller's with ``ENGINE_ENVIRONMENT`` on top."""
+    return {**os.environ, **ENGINE_ENVIRONMENT}

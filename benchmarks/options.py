@@ -1,0 +1,49 @@
+"""Command-line options that all engine benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.engines import ENGINE_NAMES
+from benchmarks.result import RESULTS_DIR
+
+DEFAULT_MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
+
+
+def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
+    """Adds model, engines, repetitions, output folder and ``--quick``.
+
+    Args:
+        parser: Where they go.
+        engines: The benchmark's own choice; ``stock`` is always among those that run.
+    """
+    parser.add_argument("--model", type=_model_directory, default=str(DEFAULT_MODEL), help="directory of the target")
+    parser.add_argument("--engines", nargs="+", choices=ENGINE_NAMES, default=list(engines), action=_StockFirst)
+    parser.add_argument("--repetitions", type=int, default=3, help="rounds; the engines take turns in each")
+    parser.add_argument("--output", type=Path, default=RESULTS_DIR, help="folder of the result file")
+    parser.add_argument("--quick", action="store_true", help="a smoke test of under two minutes that keeps no file")
+
+
+def model_name(model: str) -> str:
+    """Returns how a result file calls a model: its directory's name, not where it lies."""
+    return Path(model).name
+
+
+def _model_directory(text: str) -> str:
+    """Makes a relative path absolute: engines run in processes with another working directory."""
+    return str(Path(text).resolve()) if Path(text).exists() else text
+
+
+class _StockFirst(argparse.Action):
+    """Stores the chosen engines with the baseline in front."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Sequence[str] | str | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        setattr(namespace, self.dest, list(dict.fromkeys(["stock", *(values or ())])))
