@@ -17,7 +17,6 @@ CXX_FLAGS = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-fno-mat
 CXX_FLAGS += ["-g0", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"]
 
 
-
 def sources(*patterns: str) -> list[str]:
     """Lists the files under csrc that match, relative to the repository as setuptools wants them."""
     return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(f"csrc/{pattern}"))]

@@ -1,1 +1,1 @@
-"""Benchmarks of tlt-engine against stock vLLM; every run leaves one JSON file that the README's tables are made from."""
+"""Benchmarks of tlt-engine against stock vLLM; each run leaves one JSON file that README tables are made from."""

@@ -12,11 +12,12 @@ from benchmarks.engines import EngineSettings
 from benchmarks.jobs import Job, JobRequest
 from benchmarks.machine import new_result
 from benchmarks.measure import Comparison, print_rows, run_interleaved
-from benchmarks.options import add_common_options, model_name
+from benchmarks.options import add_common_options, chosen_engines, model_name
 from benchmarks.prompts import MATH_TASKS, make_prompts, make_warmup_prompts
 from benchmarks.result import Row, quantile
 
 ENGINES = ("stock", "stock-ngram", "stock-suffix", "tlt-off", "tlt-ngram")
+QUICK_ENGINES = ("stock", "tlt-ngram")
 LARGE_BATCH = 32
 LARGE_BATCH_ENGINES = ("stock", "tlt-off")
 """At this size only the price of being there at all is asked for."""
@@ -25,12 +26,13 @@ LARGE_BATCH_ENGINES = ("stock", "tlt-off")
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_decode", description=__doc__)
-    add_common_options(parser, engines=ENGINES)
+    add_common_options(parser, ENGINES, QUICK_ENGINES)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, LARGE_BATCH])
     parser.add_argument("--num-prompts", type=int, default=8, help="at least; a larger batch size raises it")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--no-oracle", action="store_true", help="leave out the oracle drafter")
     arguments = parser.parse_args()
+    arguments.engines = chosen_engines(arguments)
     if arguments.quick:
         arguments.batch_sizes, arguments.num_prompts = [1], 2
         arguments.max_tokens, arguments.repetitions = 48, 1
@@ -51,8 +53,7 @@ def make_jobs(arguments: argparse.Namespace, batch: int) -> dict[str, Job]:
     settings = vars(EngineSettings(model=arguments.model))
     names = (*arguments.engines, "stock", "tlt-oracle")
     return {
-        name: Job(engine=name, settings=settings, requests=requests, concurrency=batch, warmup=warmup)
-        for name in names
+        name: Job(engine=name, settings=settings, requests=requests, concurrency=batch, warmup=warmup) for name in names
     }
 
 

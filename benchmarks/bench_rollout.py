@@ -1,7 +1,7 @@
 """A reinforcement-learning rollout batch: groups of sampled responses with a long tail, timed to the last one.
 
-A sampled TLT response is another draw of the same distribution than stock's, so against stock tokens/s are compared; the
-run of TLT that never drafts has the same draws, so against it the wall time of identical tokens is.
+A sampled TLT response is another draw of the same distribution than stock's, so against stock tokens/s are compared;
+the run of TLT that never drafts has the same draws, so against it the wall time of identical tokens is.
 """
 
 from __future__ import annotations
@@ -13,41 +13,47 @@ from benchmarks.engines import EngineSettings, emits_wrong_text
 from benchmarks.jobs import Job, JobRequest
 from benchmarks.machine import machine_info, new_result
 from benchmarks.measure import Comparison, print_rows, run_interleaved
-from benchmarks.options import add_common_options, model_name
+from benchmarks.options import add_common_options, chosen_engines, model_name
 from benchmarks.prompts import ROLLOUT_TASKS, make_prompts, make_warmup_prompts
 from benchmarks.result import Row, quantile
 
 ENGINES = ("stock", "stock-ngram", "stock-suffix", "tlt-off", "tlt-ngram")
+QUICK_ENGINES = ("stock", "stock-suffix", "tlt-off", "tlt-ngram")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout", description=__doc__)
-    add_common_options(parser, engines=ENGINES)
+    add_common_options(parser, ENGINES, QUICK_ENGINES)
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=4, help="responses of each prompt")
     parser.add_argument("--max-tokens", type=int, default=768)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
+    parser.add_argument("--min-p", type=float, default=0.0, help="stock speculating engines refuse it and sit out")
     parser.add_argument("--seed", type=int, default=0, help="the first request's; the others count up")
     arguments = parser.parse_args()
+    arguments.engines = chosen_engines(arguments)
     if arguments.quick:
         arguments.num_prompts, arguments.group_size = 2, 2
         arguments.max_tokens, arguments.repetitions = 48, 1
+    if arguments.min_p > 0:
+        arguments.engines = [engine for engine in arguments.engines if not engine.startswith("stock-")]
     return arguments
 
 
 def make_job(arguments: argparse.Namespace, engine: str, prompts: list[list[int]], warmup: list[list[int]]) -> Job:
     """Returns an engine's job.
 
-    Stock engines sample from one generator seeded for the whole engine: with a generator a request, stock on CPU spends
-    half as much again on a step, and a baseline must not be made slow.
+    Stock engines sample from one generator seeded for the whole engine: a generator for each request makes stock's
+    steps longer on CPU, and a baseline must not be made slow.
     """
     sampling: dict[str, Any] = {
         "temperature": arguments.temperature,
         "top_p": arguments.top_p,
         "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
     }
     seeded = engine.startswith("tlt-")
     requests = [
@@ -107,9 +113,7 @@ def rollout_rows(comparison: Comparison, temperature: float, on_cpu: bool) -> li
 def length_quantiles(comparison: Comparison) -> dict[str, float]:
     """Returns quantiles of the baseline's response lengths over all rounds, in tokens."""
     lengths = [
-        len(token_ids)
-        for result in comparison.results[comparison.baseline]
-        for token_ids in result.token_ids.values()
+        len(token_ids) for result in comparison.results[comparison.baseline] for token_ids in result.token_ids.values()
     ]
     return {f"p{round(100 * share)}": quantile(lengths, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)}
 
@@ -126,6 +130,7 @@ def main() -> None:
         "temperature": arguments.temperature,
         "top_p": arguments.top_p,
         "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
         "tasks": list(ROLLOUT_TASKS),
         "num_prompts": arguments.num_prompts,
         "group_size": arguments.group_size,

@@ -1,4 +1,4 @@
-"""The engines that benchmarks compare, by name: what differs between them is the speculative configuration and nothing else."""
+"""The engines that benchmarks compare, by name: they differ in the speculative configuration and in nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENGINE_ENVIRONMENT: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     # Two oversubscribed OpenMP pools spin against each other and run 10-30 times slower.
     "OMP_NUM_THREADS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -81,8 +81,8 @@ def speculative_config(engine: str) -> dict[str, Any] | None:
 def emits_wrong_text(engine: str, temperature: float, on_cpu: bool) -> bool:
     """Says whether an engine is known to emit text the target would not.
 
-    Stock's speculating engines of vLLM 0.32 do so on CPU above temperature 0: unrelated tokens in mid-sentence and early
-    ends. Their speed is then no baseline, and a result file has to say so.
+    Stock's speculating engines of vLLM 0.32 do so on CPU above temperature 0: unrelated tokens in mid-sentence and
+    early ends. Their speed is then no baseline, and a result file has to say so.
     """
     return on_cpu and temperature > 0 and engine.startswith("stock-")
 

@@ -21,6 +21,7 @@ class JobRequest:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
+    min_p: float = 0.0
     seed: int | None = None
     answer_token_ids: list[int] | None = None
     """The response, where it is known: only the oracle drafter reads it."""

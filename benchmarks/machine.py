@@ -79,7 +79,5 @@ def _cpu_name() -> str:
 
 def _git(*arguments: str) -> str | None:
     """Returns what git prints, or None where it fails."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -12,18 +12,25 @@ from benchmarks.result import RESULTS_DIR
 DEFAULT_MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
 
 
-def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
+def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str], quick_engines: Sequence[str]) -> None:
     """Adds model, engines, repetitions, output folder and ``--quick``.
 
     Args:
         parser: Where they go.
         engines: The benchmark's own choice; ``stock`` is always among those that run.
+        quick_engines: Its choice for ``--quick``: an engine takes 15 seconds to start.
     """
-    parser.add_argument("--model", type=_model_directory, default=str(DEFAULT_MODEL), help="directory of the target")
-    parser.add_argument("--engines", nargs="+", choices=ENGINE_NAMES, default=list(engines), action=_StockFirst)
+    parser.add_argument("--model", type=model_directory, default=str(DEFAULT_MODEL), help="directory of the target")
+    parser.add_argument("--engines", nargs="+", choices=ENGINE_NAMES, action=_StockFirst)
+    parser.set_defaults(full_engines=list(engines), quick_engines=list(quick_engines))
     parser.add_argument("--repetitions", type=int, default=3, help="rounds; the engines take turns in each")
     parser.add_argument("--output", type=Path, default=RESULTS_DIR, help="folder of the result file")
     parser.add_argument("--quick", action="store_true", help="a smoke test of under two minutes that keeps no file")
+
+
+def chosen_engines(arguments: argparse.Namespace) -> list[str]:
+    """Returns the engines that were asked for, or else the benchmark's own choice."""
+    return arguments.engines or (arguments.quick_engines if arguments.quick else arguments.full_engines)
 
 
 def model_name(model: str) -> str:
@@ -31,7 +38,7 @@ def model_name(model: str) -> str:
     return Path(model).name
 
 
-def _model_directory(text: str) -> str:
+def model_directory(text: str) -> str:
     """Makes a relative path absolute: engines run in processes with another working directory."""
     return str(Path(text).resolve()) if Path(text).exists() else text
 

@@ -7,13 +7,13 @@ from transformers import AutoTokenizer
 
 ROLLOUT_TASKS: tuple[str, ...] = (
     "leg_counting",
-    "number_sorting",
-    "gsm_symbolic",
-    "word_sorting",
-    "simple_equations",
-    "letter_counting",
     "time_intervals",
     "number_filtering",
+    "simple_equations",
+    "gsm_symbolic",
+    "chain_sum",
+    "count_primes",
+    "word_sorting",
 )
 """Short and long answers mixed, all of them answered in words by a 135M model."""
 MATH_TASKS: tuple[str, ...] = ("gsm_symbolic", "chain_sum", "simple_equations", "leg_counting")

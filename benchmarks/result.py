@@ -131,9 +131,7 @@ def paired_ratio(values: Sequence[float], baseline: Sequence[float], better: Bet
     return median(mine / theirs if better == "higher" else theirs / mine for mine, theirs in pairs)
 
 
-def summarise(
-    values: Sequence[float], *, baseline: tuple[str, Sequence[float]] | None = None, **fields: Any
-) -> Row:
+def summarise(values: Sequence[float], *, baseline: tuple[str, Sequence[float]] | None = None, **fields: Any) -> Row:
     """Makes a row of the runs' values: median, p10, p90, and the paired ratio when there is a baseline.
 
     Args:

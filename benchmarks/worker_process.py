@@ -43,6 +43,7 @@ def _add(engine: Any, request: JobRequest) -> str:
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
+        min_p=request.min_p,
         seed=request.seed,
         max_tokens=request.max_tokens,
         detokenize=False,

@@ -14,6 +14,7 @@ TORCH_LIBRARY(tlt_engine, m) {
       "int max_accepted) -> (Tensor, Tensor)");
   m.def("kv_compact(Tensor(a!)[] planes, Tensor src_slots, Tensor dst_slots, Tensor cu_moves) -> ()");
   m.def("gumbel_argmax(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions) -> Tensor");
+  m.def("gumbel_noise(Tensor seeds, Tensor positions, Tensor token_ids) -> Tensor");
   m.def(
       "tree_attention(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
       "Tensor req_indices, Tensor query_starts, Tensor context_lens, Tensor cu_num_rows, Tensor depths, "
@@ -24,6 +25,7 @@ TORCH_LIBRARY_IMPL(tlt_engine, CPU, m) {
   m.impl("tree_accept", &tlt_engine::tree_accept_cpu);
   m.impl("kv_compact", &tlt_engine::kv_compact_cpu);
   m.impl("gumbel_argmax", &tlt_engine::gumbel_argmax_cpu);
+  m.impl("gumbel_noise", &tlt_engine::gumbel_noise_cpu);
   m.impl("tree_attention", &tlt_engine::tree_attention_cpu);
 }
 

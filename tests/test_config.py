@@ -17,7 +17,10 @@ def test_travels_as_plain_data():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"disable_above_batchsize": 4}, r"unknown key 'disable_above_batchsize'.*known keys: .*'num_speculative_tokens'"),
+        (
+            {"disable_above_batchsize": 4},
+            r"unknown key 'disable_above_batchsize'.*known keys: .*'num_speculative_tokens'",
+        ),
         ({"draft_tensor_parallel_size": 1}, "unknown key 'draft_tensor_parallel_size'"),
         ({"prompt_lookup": {"max_ngram": 3}}, r"speculative_config\.prompt_lookup: unknown key 'max_ngram'"),
         ({"num_speculative_tokens": 0}, r"num_speculative_tokens"),

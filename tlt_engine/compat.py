@@ -8,7 +8,11 @@ SUPPORTED = "0.32"
 """The vLLM minor version that the overrides were written and tested against."""
 
 SEAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("vllm.engine.arg_utils", "EngineArgs.create_speculative_config", ("target_model_config", "target_parallel_config")),
+    (
+        "vllm.engine.arg_utils",
+        "EngineArgs.create_speculative_config",
+        ("target_model_config", "target_parallel_config"),
+    ),
     ("vllm.engine.arg_utils", "EngineArgs.add_cli_args", ("parser",)),
     ("vllm.sampling_params", "SamplingParams._validate_spec_decode", ("speculative_config",)),
     ("vllm.plugins", "load_endpoint_plugins", ("supported_tasks",)),
@@ -18,9 +22,17 @@ SEAMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._build_attention_metadata", ("num_tokens", "num_reqs")),
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._sample", ("logits", "spec_decode_metadata")),
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._input_fits_in_drafter", ("common_attn_metadata",)),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.propose_draft_token_ids", ("scheduler_output", "sampled_token_ids")),
+    (
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner.propose_draft_token_ids",
+        ("scheduler_output", "sampled_token_ids"),
+    ),
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.initialize_kv_cache", ("kv_cache_config",)),
-    ("vllm.v1.sample.sampler", "Sampler.apply_logits_processors", ("logits", "sampling_metadata", "predict_bonus_token")),
+    (
+        "vllm.v1.sample.sampler",
+        "Sampler.apply_logits_processors",
+        ("logits", "sampling_metadata", "predict_bonus_token"),
+    ),
     ("vllm.v1.sample.sampler", "Sampler.gather_logprobs", ("logprobs", "num_logprobs", "token_ids")),
     ("vllm.v1.sample.ops.topk_topp_sampler", "apply_top_k_top_p", ("logits", "k", "p")),
     ("vllm.v1.attention.backends.registry", "register_backend", ("backend", "class_path")),

@@ -72,6 +72,23 @@ def gumbel_argmax(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     return torch.ops.tlt_engine.gumbel_argmax.default(logits, temperature, seeds, positions)
 
 
+def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Returns the noise that ``gumbel_argmax`` adds to single tokens, which is known before the logits are (CPU).
+
+    Args:
+        seeds: ``[n]`` int64. Seed of each token's request.
+        positions: ``[n]`` int64. Output position of each token.
+        token_ids: ``[n]`` int64. The tokens, not negative.
+
+    Returns:
+        ``[n]`` float32. Standard Gumbel noise, up to rounding what the draw sees.
+
+    Raises:
+        RuntimeError: a shape or dtype differs from the above.
+    """
+    return torch.ops.tlt_engine.gumbel_noise.default(seeds, positions, token_ids)
+
+
 def kv_compact(planes: Sequence[Tensor], src_slots: Tensor, dst_slots: Tensor, cu_moves: Tensor) -> None:
     """Moves the keys and values of accepted rows to the slots where plain decoding would have put them, in place.
 
@@ -161,6 +178,11 @@ def _tree_accept_fake(
 @torch.library.register_fake("tlt_engine::gumbel_argmax")
 def _gumbel_argmax_fake(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     return seeds.new_empty((logits.shape[0],))
+
+
+@torch.library.register_fake("tlt_engine::gumbel_noise")
+def _gumbel_noise_fake(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    return seeds.new_empty(seeds.shape, dtype=torch.float32)
 
 
 @torch.library.register_fake("tlt_engine::kv_compact")

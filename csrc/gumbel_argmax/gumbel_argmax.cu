@@ -45,7 +45,7 @@ at::Tensor gumbel_argmax_cuda(const at::Tensor& logits, const at::Tensor& temper
   }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   gumbel_argmax_merge_kernel<<<num_rows, kArgmaxThreads, 0, stream>>>(candidates, static_cast<int32_t>(num_splits),
-                                                                     token_ids.mutable_data_ptr<int64_t>());
+                                                                      token_ids.mutable_data_ptr<int64_t>());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return token_ids;
 }

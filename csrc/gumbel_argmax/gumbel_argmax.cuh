@@ -8,9 +8,9 @@
 // Invariant: candidates are compared by (score, smaller token first), which is associative and commutative, so any
 // split of the vocabulary gives the same token. NaN never wins; a row without a finite logit gives token 0.
 //
-// Parallelisation: rows x vocabulary splits, since a decode batch has too few rows to fill the chip. The partial winners
-// are merged by a second kernel, one block a row.
-// Source: Gumbel-max, Maddison, Tarlow, Minka, "A* Sampling", NeurIPS 2014; Philox, Salmon et al., SC 2011.
+// Parallelisation: rows x vocabulary splits, since a decode batch has too few rows to fill the chip. The partial
+// winners are merged by a second kernel, one block a row. Source: Gumbel-max, Maddison, Tarlow, Minka, "A* Sampling",
+// NeurIPS 2014; Philox, Salmon et al., SC 2011.
 #pragma once
 
 #include <cmath>
@@ -42,11 +42,18 @@ TLT_HOST_DEVICE float gumbel_from_word(uint32_t word) {
   return -logf(-log1pf(-uniform));
 }
 
+// The noise of one token.
+TLT_HOST_DEVICE float token_noise(int64_t seed, int64_t position, int64_t token) {
+  const auto counter = static_cast<uint32_t>(token / kNoiseBlock * kNoiseLanes + token % kNoiseLanes);
+  return gumbel_from_word(noise_words(seed, position, counter).word[token / kNoiseLanes % kNoiseWords]);
+}
+
 struct Candidate {
   float score;
   int32_t token;
 };
 
+// What -inf cannot beat and NaN cannot either: token 0.
 TLT_HOST_DEVICE Candidate no_candidate() { return {-INFINITY, 0}; }
 
 TLT_HOST_DEVICE Candidate better_of(Candidate a, Candidate b) {
@@ -94,7 +101,7 @@ __global__ void gumbel_argmax_kernel(const scalar_t* logits, int64_t row_stride,
       const float logit = static_cast<float>(row_logits[token]);
       const float score =
           is_greedy ? logit : __fadd_rn(__fdiv_rn(logit, row_temperature), gumbel_from_word(words.word[word]));
-      if (score > -INFINITY) best = better_of(best, {score, token});
+      best = better_of(best, {score, token});
     }
   }
   best = block_winner(best);
@@ -105,8 +112,7 @@ __global__ void gumbel_argmax_kernel(const scalar_t* logits, int64_t row_stride,
 __global__ void gumbel_argmax_merge_kernel(const Candidate* partial, int32_t num_splits, int64_t* token_ids) {
   Candidate best = no_candidate();
   for (int32_t split = threadIdx.x; split < num_splits; split += kArgmaxThreads) {
-    const Candidate other = partial[static_cast<int64_t>(blockIdx.x) * num_splits + split];
-    if (other.score > -INFINITY) best = better_of(best, other);
+    best = better_of(best, partial[static_cast<int64_t>(blockIdx.x) * num_splits + split]);
   }
   best = block_winner(best);
   if (threadIdx.x == 0) token_ids[blockIdx.x] = best.token;

@@ -15,8 +15,8 @@ void check_gumbel_argmax(const at::Tensor& logits, const at::Tensor& temperature
   const int64_t vocab_size = logits.size(1);
   TORCH_CHECK(vocab_size >= 1 && vocab_size <= std::numeric_limits<int32_t>::max() - 64, op,
               ": vocab_size must be in [1, 2^31 - 64), but is ", vocab_size);
-  TORCH_CHECK(vocab_size == 1 || logits.stride(1) == 1, op, ": logits must be contiguous along the vocabulary, but has stride ",
-              logits.stride(1));
+  TORCH_CHECK(vocab_size == 1 || logits.stride(1) == 1, op,
+              ": logits must be contiguous along the vocabulary, but has stride ", logits.stride(1));
   check_vector(temperature, op, "temperature", at::kFloat);
   check_vector(seeds, op, "seeds", at::kLong);
   check_vector(positions, op, "positions", at::kLong);

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/checks.h"
 #include "gumbel_argmax/gumbel_argmax.h"
 
 namespace tlt_engine {
@@ -185,6 +186,22 @@ at::Tensor gumbel_argmax_cpu(const at::Tensor& logits, const at::Tensor& tempera
       argmax(argmax_rows<float>);
   }
   return token_ids;
+}
+
+at::Tensor gumbel_noise_cpu(const at::Tensor& seeds, const at::Tensor& positions, const at::Tensor& token_ids) {
+  const char* op = "gumbel_noise";
+  check_vector(seeds, op, "seeds", at::kLong);
+  check_vector(positions, op, "positions", at::kLong);
+  check_vector(token_ids, op, "token_ids", at::kLong);
+  check_length(positions, op, "positions", seeds.size(0));
+  check_length(token_ids, op, "token_ids", seeds.size(0));
+  at::Tensor noise = at::empty({seeds.size(0)}, seeds.options().dtype(at::kFloat));
+  const int64_t* seed = seeds.const_data_ptr<int64_t>();
+  const int64_t* position = positions.const_data_ptr<int64_t>();
+  const int64_t* token = token_ids.const_data_ptr<int64_t>();
+  float* out = noise.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < seeds.size(0); ++i) out[i] = token_noise(seed[i], position[i], token[i]);
+  return noise;
 }
 
 }  // namespace tlt_engine

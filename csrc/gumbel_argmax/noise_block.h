@@ -78,11 +78,7 @@ inline Candidate evaluate_block(const scalar_t* logits, float temperature, const
     const FloatVec exponential = FloatVec::loadu(uniforms + vec * kLanes).neg().log1p().neg();
     (loaded[vec] / FloatVec(temperature) + exponential.log().neg()).store(scores + vec * kLanes);
   }
-  for (int token = 0; token < kNoiseBlock; ++token) {
-    if (scores[token] > -std::numeric_limits<float>::infinity()) {
-      best = better_of(best, {scores[token], first_token + token});
-    }
-  }
+  for (int token = 0; token < kNoiseBlock; ++token) best = better_of(best, {scores[token], first_token + token});
   return best;
 }
 

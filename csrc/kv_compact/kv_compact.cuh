@@ -1,8 +1,8 @@
 // Task: moves the K/V of accepted tree rows to the slots where plain decoding would have put them, in every layer.
 //
-// Memory: a plane is one layer's keys or values, [num_blocks, block_size, num_kv_heads, head_size] with any strides (the
-// CPU cache keeps keys transposed inside a block). Elements are moved as raw bytes; runs that lie together in memory
-// are merged into units of up to 16 bytes.
+// Memory: a plane is one layer's keys or values, [num_blocks, block_size, num_kv_heads, head_size] with any strides
+// (the CPU cache keeps keys transposed inside a block). Elements are moved as raw bytes; runs that lie together in
+// memory are merged into units of up to 16 bytes.
 //
 // Invariant: within a request a move's destination is never a later move's source, so moves carried out in order need
 // no staging. Requests own disjoint slots, and the units of a slot are independent of each other.

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "common/checks.h"
 #include "kv_compact/kv_compact.h"
 
@@ -15,8 +17,8 @@ void check_kv_compact(at::TensorList planes, const at::Tensor& src_slots, const 
   check_same_device(cu_moves, op, "cu_moves", src_slots);
   int64_t num_slots = INT64_MAX;
   for (const at::Tensor& plane : planes) {
-    TORCH_CHECK(plane.dim() == 4, op, ": a plane must be [num_blocks, block_size, num_kv_heads, head_size], but has shape ",
-                plane.sizes());
+    TORCH_CHECK(plane.dim() == 4, op,
+                ": a plane must be [num_blocks, block_size, num_kv_heads, head_size], but has shape ", plane.sizes());
     const int64_t bytes = plane.element_size();
     TORCH_CHECK(bytes == 1 || bytes == 2 || bytes == 4, op, ": a plane's elements must have 1, 2 or 4 bytes, but ",
                 plane.scalar_type(), " has ", bytes);

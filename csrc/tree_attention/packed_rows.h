@@ -78,7 +78,7 @@ struct SoftmaxState {
 
 // Scratch of one thread; it only grows.
 struct Workspace {
-  std::vector<float> query, scores, keys, values, total, chunk, split;
+  std::vector<float> query, scores, total, chunk, split;
   std::vector<int64_t> first_slots;
 
   template <typename Element>
@@ -137,21 +137,6 @@ class PackedRows {
     const int64_t physical = problem_.block_table[tree_.req * problem_.table_stride + block];
     const T* keys = problem_.keys + physical * problem_.key_block_stride + kv_head_ * problem_.key_head_stride;
     const T* values = problem_.values + physical * problem_.value_block_stride + kv_head_ * problem_.value_head_stride;
-    if constexpr (!std::is_same_v<T, float>) {
-      if (num_tiles_ > 1) {  // several tiles read the block: widen it once; a single tile widens as it loads
-        const int64_t num_slots =
-            std::min(problem_.block_size, tree_.context_len + tree_.num_rows - block * problem_.block_size);
-        attend_tiles<float>(block, widen_keys(keys, num_slots), problem_.block_size, widen_values(values, num_slots),
-                            problem_.head_size, state);
-        return;
-      }
-    }
-    attend_tiles<T>(block, keys, problem_.key_dim_stride, values, problem_.value_slot_stride, state);
-  }
-
-  template <typename Cache>
-  void attend_tiles(int64_t block, const Cache* keys, int64_t key_stride, const Cache* values, int64_t value_stride,
-                    SoftmaxState& state) {
     const int64_t head_size = problem_.head_size;
     const int64_t block_size = problem_.block_size;
     const int64_t block_start = block * block_size;
@@ -168,8 +153,9 @@ class PackedRows {
       if (first >= end) continue;
       const int64_t first_col = first / kLanes * kLanes;
       const int64_t num_vecs = (end - first_col + kLanes - 1) / kLanes;
-      const TileProducts<Cache>& products = kTileProducts<Cache>[num_rows - 1];
-      products.score(query_ + begin * head_size, keys + first_col, key_stride, head_size, num_vecs, scores, block_size);
+      const TileProducts<T>& products = kTileProducts<T>[num_rows - 1];
+      products.score(query_ + begin * head_size, keys + first_col, problem_.key_dim_stride, head_size, num_vecs, scores,
+                     block_size);
       const bool is_masked = block_start + end > tree_.context_len || *latest > block_start + first_col ||
                              first_col + num_vecs * kLanes != end;
       float rescale[kMaxTileRows];
@@ -179,8 +165,9 @@ class PackedRows {
         if (is_masked) mask((begin + row) / problem_.group, block_start + first_col, num_vecs * kLanes, row_scores);
         rescale[row] = softmax_row(row_scores, num_vecs, state.max + begin + row, state.sum + begin + row);
       }
-      products.accumulate(scores + first - first_col, block_size, values + first * value_stride, value_stride,
-                          end - first, head_size / kLanes, rescale, state.acc + begin * head_size, head_size);
+      products.accumulate(scores + first - first_col, block_size, values + first * problem_.value_slot_stride,
+                          problem_.value_slot_stride, end - first, head_size / kLanes, rescale,
+                          state.acc + begin * head_size, head_size);
     }
   }
 
@@ -198,26 +185,6 @@ class PackedRows {
       if (!is_ancestor || position < first_slots_[row]) scores[col] = kMaskedScore;
     }
     for (int64_t col = std::max(context_slots, row_end); col < num_slots; ++col) scores[col] = kMaskedScore;
-  }
-
-  const float* widen_keys(const T* keys, int64_t num_slots) {
-    float* widened = Workspace::at_least(workspace_.keys, problem_.head_size * problem_.block_size);
-    for (int64_t dim = 0; dim < problem_.head_size; ++dim) {
-      for (int64_t slot = 0; slot < num_slots; slot += kLanes) {
-        load_float(keys + dim * problem_.key_dim_stride + slot).store(widened + dim * problem_.block_size + slot);
-      }
-    }
-    return widened;
-  }
-
-  const float* widen_values(const T* values, int64_t num_slots) {
-    float* widened = Workspace::at_least(workspace_.values, problem_.head_size * problem_.block_size);
-    for (int64_t slot = 0; slot < num_slots; ++slot) {
-      for (int64_t dim = 0; dim < problem_.head_size; dim += kLanes) {
-        load_float(values + slot * problem_.value_slot_stride + dim).store(widened + slot * problem_.head_size + dim);
-      }
-    }
-    return widened;
   }
 
   const Problem<T>& problem_;

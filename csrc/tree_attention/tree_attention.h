@@ -5,7 +5,9 @@
 //
 // Memory: the stock "vec"/"vec16" layout. Inside one (block, kv head) the keys lie transposed, [head_size, block_size],
 // so a vector load along block_size scores consecutive slots; the values lie [block_size, head_size], so a vector load
-// along head_size accumulates them. Both are read in place: nothing is transposed and float32 is never copied.
+// along head_size accumulates them. Both are read in place. 16-bit entries are widened as they are loaded, by every
+// tile again: widening a block once into scratch cost more (bfloat16, 9/3 heads of 64, context 1024, one thread, 8
+// rows: 255 against 213 us; 4 rows: 183 against 109 us).
 //
 // Algorithm: flash attention over cache blocks. The rows of one tree and the query heads that share a kv head are
 // packed into one matrix (rows x group), cut into tiles of at most kMaxTileRows rows that live in vector registers. Per

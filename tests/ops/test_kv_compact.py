@@ -11,7 +11,7 @@ from tlt_engine.ops import kv_compact
 
 Moves = list[list[tuple[int, int]]]
 
-# The path 2 -> 4 -> 5 of a tree whose root sits in slot 10: slot 12 is read by the first move and written by the second.
+# The path 2 -> 4 -> 5 of a tree whose root sits in slot 10: the first move reads slot 12, the second writes it.
 PATH_MOVES: Moves = [[(12, 11), (14, 12), (15, 13)]]
 
 
@@ -45,7 +45,19 @@ def padded_heads(*sizes: int, dtype: torch.dtype) -> Tensor:
     return contiguous(num_blocks, block_size, num_heads, head_size + 3, dtype)[..., 1 : 1 + head_size]
 
 
-LAYOUTS = [slot_major, transposed_keys, head_major, padded_heads]
+def aligned_heads(*sizes: int, dtype: torch.dtype) -> Tensor:
+    """Every head padded to whole 16-byte units, which an odd head must not be moved in."""
+    num_blocks, block_size, num_heads, head_size = sizes
+    return contiguous(num_blocks, block_size, num_heads, (head_size + 15) // 16 * 16, dtype)[..., :head_size]
+
+
+def spread_elements(*sizes: int, dtype: torch.dtype) -> Tensor:
+    """A gap after every element, so that neighbouring elements never lie together."""
+    num_blocks, block_size, num_heads, head_size = sizes
+    return contiguous(num_blocks, block_size, num_heads, 4 * head_size, dtype)[..., ::4]
+
+
+LAYOUTS = [slot_major, transposed_keys, head_major, padded_heads, aligned_heads, spread_elements]
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn]  # elements of 4, 2 and 1 bytes
 
 

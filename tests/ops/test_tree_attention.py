@@ -23,7 +23,14 @@ def random_tree(num_rows: int, seed: int) -> list[int]:
 
 
 # (context_len, parent_rows); 31, 127 and 250 end just before or inside a block, 128 at its end; 70 rows need two words.
-MIXED_TREES = [(0, [-1]), (31, CHAIN_OF_5), (128, FORK), (0, random_tree(40, 1)), (250, random_tree(70, 2)), (127, [-1])]
+MIXED_TREES = [
+    (0, [-1]),
+    (31, CHAIN_OF_5),
+    (128, FORK),
+    (0, random_tree(40, 1)),
+    (250, random_tree(70, 2)),
+    (127, [-1]),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

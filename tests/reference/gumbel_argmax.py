@@ -1,4 +1,5 @@
-"""Gumbel-max sampling token by token: Philox in Python integers, the noise in float64."""
+"""Gumbel-max sampling token by token: Philox in Python integers, the noise in float64, rounded once
+before it is added."""
 
 import math
 
@@ -43,10 +44,10 @@ def gumbel_argmax(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     for row, row_temperature in enumerate(temperature.tolist()):
         scores = logits[row].float()
         if row_temperature >= 1e-5:
-            scores = (scores / temperature[row]).double()
+            scores = scores / temperature[row]
             seed, position = int(seeds[row]), int(positions[row])
             noise = [gumbel(noise_word(seed, position, token)) for token in range(logits.shape[1])]
-            scores = scores + torch.tensor(noise, dtype=torch.float64)
+            scores = scores + torch.tensor(noise, dtype=torch.float32)
         best, best_score = 0, -math.inf
         for token, score in enumerate(scores.tolist()):
             if score > best_score:

@@ -65,7 +65,9 @@ def emitted_law(trees: Tensor, tables: tuple[Tensor, Tensor, Tensor], sees: Call
         seen_1 = context[index, first.clamp(min=0), 0]
         prob_b = torch.where(num_accepted >= 1, p2[seen_1, b], p2[a, b])  # not accepted: the next step draws it
         seen_2 = context[index, second.clamp(min=0)]
-        prob_c = torch.where((num_accepted == 2)[:, None], p3[seen_2[:, 0], seen_2[:, 1]], p3[a, b].expand(len(trees), VOCAB))
+        prob_c = torch.where(
+            (num_accepted == 2)[:, None], p3[seen_2[:, 0], seen_2[:, 1]], p3[a, b].expand(len(trees), VOCAB)
+        )
         law[:, a, b] = p1[a] * prob_b[:, None] * prob_c
     return law
 

@@ -21,7 +21,7 @@ def paths(tree):
     """Every root-to-node path of a tree."""
     found = []
     for token_id, parent in zip(tree.token_ids, tree.parents, strict=True):
-        found.append(((found[parent] if parent != ROOT else ()) + (token_id,)))
+        found.append((found[parent] if parent != ROOT else ()) + (token_id,))
     return set(found)
 
 

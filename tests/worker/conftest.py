@@ -5,27 +5,11 @@ import random
 
 import pytest
 from engine import EngineJob, EngineResult, run_engine
+from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING
+
 from models import TINY_VOCAB, make_tiny_llama
 
-NUM_PROMPTS = 20
-MAX_TOKENS = 40
-
-SAMPLING = {
-    "greedy": {"temperature": 0.0},
-    "temperature": {"temperature": 0.9, "seed": 5},
-    "unseeded": {"temperature": 0.7},
-    "top_p_top_k": {"temperature": 1.0, "seed": 6, "top_p": 0.9, "top_k": 40},
-    "penalties": {"temperature": 0.8, "seed": 7, "repetition_penalty": 1.3, "frequency_penalty": 0.4,
-                  "presence_penalty": 0.2},
-    "greedy_penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
-    "min_p": {"temperature": 1.2, "seed": 8, "min_p": 0.05},
-    "logit_bias": {"temperature": 0.9, "seed": 9, "logit_bias": {"7": 4.0, "11": -100.0}},
-    "min_tokens": {"temperature": 0.9, "seed": 10, "min_tokens": 12, "stop_token_ids": list(range(100, 160))},
-    "bad_words": {"temperature": 0.0, "allowed_token_ids": list(range(5, 300))},
-    "logprobs": {"temperature": 0.6, "seed": 11, "logprobs": 3},
-    "several": {"temperature": 0.9, "seed": 12, "n": 3},
-}
-"""Sampling parameters by name; all but ``greedy`` are also mixed in one batch."""
+TINY_ENGINE = {"skip_tokenizer_init": True}
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +48,7 @@ def batches(prompts):
 def stock(tiny_llama, prompts):
     """Stock vLLM without speculation, greedy."""
     params = {"max_tokens": MAX_TOKENS + 8, "ignore_eos": True, "detokenize": False, "temperature": 0.0}
-    return run_engine(EngineJob(tiny_llama, [{"prompts": prompts, "params": params}]))
+    return run_engine(EngineJob(tiny_llama, [{"prompts": prompts, "params": params}], engine=TINY_ENGINE))
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +65,9 @@ def run_tlt(tiny_llama):
     """Runs the tiny target with method ``tlt``."""
 
     def run(batches, engine=None, **options) -> EngineResult:
-        return run_engine(EngineJob(tiny_llama, batches, {"method": "tlt", **options}, engine or {}))
+        return run_engine(
+            EngineJob(tiny_llama, batches, {"method": "tlt", **options}, {**TINY_ENGINE, **(engine or {})})
+        )
 
     return run
 

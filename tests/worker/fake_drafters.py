@@ -46,7 +46,9 @@ class TreeOracle(FakeDrafter):
         for right in answer[emitted : emitted + self.depth]:
             grown = []
             for parent, is_on_path in frontier:
-                children = {self.random.randrange(self.vocab_size) for _ in range(self.random.randint(1, self.branching))}
+                children = {
+                    self.random.randrange(self.vocab_size) for _ in range(self.random.randint(1, self.branching))
+                }
                 children.discard(right)
                 children = list(children)
                 if is_on_path and self.random.random() >= self.miss:

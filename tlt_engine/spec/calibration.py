@@ -1,26 +1,22 @@
-"""What a suffix-tree continuation is worth: the share of such tokens that the target really emitted."""
+"""What a candidate continuation is worth: the share of such tokens that the target really emitted."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = -1
 
-LONGEST_CONTEXT = 12
-"""Contexts this long or longer share one estimate; a longer match hardly tells more."""
-
-FREQUENCY_EDGES = (0.1, 0.25, 0.5, 0.999)
-"""Edges of the classes of relative frequency among a context's continuations; the last class is "always so far"."""
-
-PRIOR_TRUST = 0.5
-"""Before anything is seen, a continuation is emitted half as often as its relative frequency says: a tree over a few
-thousand tokens has seen most of its contexts once."""
+NOISE_EDGES = (-0.48, 0.09, 0.67, 1.50, 2.97)
+"""Edges of the classes of noise: quantiles 0.2, 0.4, 0.6, 0.8 and 0.95 of the standard Gumbel law."""
 
 PRIOR_WEIGHT = 4.0
-"""Observations that the prior is worth."""
+"""Observations that a prior is worth."""
 
 MEMORY = 4000.0
 """Observations of one class after which old ones fade, so that the estimate follows the traffic."""
+
+Kind = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -30,28 +26,35 @@ class Continuation:
     token_id: int
     parent: int
     """Index of the parent in the same tree, or -1."""
-    source: str
-    context_len: int
-    """Tokens, matched or assumed, that stand before this one in the suffix tree."""
-    frequency: float
-    """Share of the parent's occurrences that continued with this token."""
+    kind: Kind
+    """Its source, then the classes of whatever tells good continuations of this source from bad ones."""
+    prior: float
+    """Probability that the target emits it after its parent, before continuations of its kind were seen."""
+    noise: float | None = None
+    """Noise the token will be drawn with, where the kind does not speak of it; None if the request is greedy."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+        return str(self.kind[0])
 
 
 class Calibration:
-    """Acceptance estimates by source, context length and relative frequency.
+    """Acceptance estimates by kind, and by kind and noise.
 
     Every continuation is scored against the tokens that were emitted, whether it was verified or not, so that the
     estimates need no exploration and choosing by them does not bias them.
     """
 
     def __init__(self) -> None:
-        self._hits: dict[tuple[str, int, int], list[float]] = {}
+        self._counts: dict[Kind, list[float]] = {}
 
     def estimate(self, continuation: Continuation) -> float:
         """Returns the probability that the target emits this token if it emitted the parent."""
-        seen, hit = self._hits.get(_class_of(continuation), (0.0, 0.0))
-        prior = PRIOR_TRUST * continuation.frequency
-        return (hit + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT)
+        prob = self._blend(continuation.kind, continuation.prior)
+        if continuation.noise is None:
+            return prob
+        return self._blend(_with_noise(continuation), prob_given_noise(prob, continuation.noise))
 
     def learn(self, continuations: Sequence[Continuation], emitted: Sequence[int]) -> None:
         """Scores the nodes whose parents were emitted.
@@ -68,17 +71,38 @@ class Calibration:
             is_hit = emitted[depth] == continuation.token_id
             if is_hit:
                 depth_of[node] = depth + 1
-            counts = self._hits.setdefault(_class_of(continuation), [0.0, 0.0])
-            if counts[0] >= MEMORY:
-                counts[0] /= 2
-                counts[1] /= 2
-            counts[0] += 1
-            counts[1] += is_hit
+            self._count(continuation.kind, is_hit)
+            if continuation.noise is not None:
+                self._count(_with_noise(continuation), is_hit)
+
+    def _blend(self, kind: Kind, prior: float) -> float:
+        seen, hit = self._counts.get(kind, (0.0, 0.0))
+        return (hit + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT)
+
+    def _count(self, kind: Kind, is_hit: bool) -> None:
+        counts = self._counts.setdefault(kind, [0.0, 0.0])
+        if counts[0] >= MEMORY:
+            counts[0] /= 2
+            counts[1] /= 2
+        counts[0] += 1
+        counts[1] += is_hit
 
 
-def _class_of(continuation: Continuation) -> tuple[str, int, int]:
-    return (
-        continuation.source,
-        min(continuation.context_len, LONGEST_CONTEXT),
-        bisect_right(FREQUENCY_EDGES, continuation.frequency),
-    )
+def prob_given_noise(prob: float, noise: float) -> float:
+    """Returns the probability that a token is drawn, given its own noise.
+
+    The others' best is Gumbel around ``log(1 - prob)``, so the token wins with probability
+    ``exp(-(1 - prob) / prob * exp(-noise))``.
+
+    Args:
+        prob: probability of the token under the target.
+        noise: standard Gumbel noise of the token.
+    """
+    if prob <= 0.0:
+        return 0.0
+    return math.exp(-min(700.0, (1.0 - min(prob, 1.0)) / prob * math.exp(-noise)))
+
+
+def _with_noise(continuation: Continuation) -> Kind:
+    assert continuation.noise is not None
+    return (*continuation.kind, "noise", bisect_right(NOISE_EDGES, continuation.noise))

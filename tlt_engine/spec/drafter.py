@@ -21,6 +21,9 @@ class DraftRequest:
     num_prompt_tokens: int
     max_nodes: int
     """Most nodes that can be verified; a larger tree is cut."""
+    seed: int | None
+    """Seed of the noise its tokens are drawn with; None if it is greedy. The next token has output position
+    ``len(token_ids) - num_prompt_tokens``."""
     max_depth: int
     """Most draft tokens that can be accepted before the request must end; deeper nodes are cut."""
 

@@ -1,4 +1,17 @@
-"""Seeds of the sampling noise: the user's, or one that depends only on the engine's seed and the order of arrival."""
+"""The sampling noise as the drafter sees it: seeds of requests, and the very noise a token will be drawn with.
+
+The target's token is the largest of ``logit / temperature + noise``, and the noise is known before the logits are. A
+candidate with much noise is likelier to be drawn than its probability says, one with little is hardly worth a row.
+Reading it changes nothing about what is drawn.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tlt_engine import ops
+
+NoiseArray = npt.NDArray[np.float32]
 
 _UINT64 = (1 << 64) - 1
 
@@ -27,3 +40,20 @@ def signed_64(value: int) -> int:
     """Returns ``value`` modulo 2**64 as the signed integer an int64 tensor holds."""
     value &= _UINT64
     return value - (1 << 64) if value >> 63 else value
+
+
+def gumbel_noise(seed: int, position: int | npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> NoiseArray:
+    """Returns the noise that tokens of one request will be drawn with.
+
+    Args:
+        seed: seed of the request.
+        position: output position, of all tokens or ``[n]`` of each.
+        token_ids: ``[n]``. The tokens.
+
+    Returns:
+        ``[n]`` float32.
+    """
+    tokens = torch.from_numpy(token_ids)
+    positions = torch.from_numpy(position) if isinstance(position, np.ndarray) else torch.full_like(tokens, position)
+    noise: NoiseArray = ops.gumbel_noise(torch.full_like(tokens, seed), positions, tokens).numpy()
+    return noise

@@ -119,9 +119,7 @@ class ResponseCache:
         self._num_tree_tokens += len(prompt_token_ids)
 
     def _evict(self) -> None:
-        while self._finished and (
-            len(self._finished) > self._max_responses or self.num_bytes() > self._max_bytes
-        ):
+        while self._finished and (len(self._finished) > self._max_responses or self.num_bytes() > self._max_bytes):
             # Finishing order is insertion order, so the scan is only for what older targets left behind.
             oldest = next(iter(self._finished.values()))
             if oldest.target_version == self.target_version:

@@ -21,7 +21,7 @@ from tlt_engine.spec.tree import EMPTY_TREE, DraftTree, TreeBatch
 from tlt_engine.worker.proposer import TltProposer
 from tlt_engine.worker.requests import SeedStore, drafts_chain_only, finish_reason, may_draft
 from tlt_engine.worker.row_metadata import has_custom_processors
-from tlt_engine.worker.sampler import NoiseKeys, TreeSampler
+from tlt_engine.worker.sampler import GREEDY_BELOW, NoiseKeys, TreeSampler
 from tlt_engine.worker.scoped_patches import all_logits_processors
 from tlt_engine.worker.statistics import Statistics
 from tlt_engine.worker.tree_rows import KvMoves, TreeRows
@@ -70,8 +70,11 @@ class TreeRunnerMixin:
             holder.in_spec_mode = False
         layers = self.compilation_config.static_forward_context
         groups = [[layers[name] for name in group.layer_names] for group in self.kv_cache_config.kv_cache_groups]
-        reasons = [self.attention.unreadable_reason(layer.impl, layer, layer.kv_cache.dtype)
-                   for group in groups for layer in group]
+        reasons = [
+            self.attention.unreadable_reason(layer.impl, layer, layer.kv_cache.dtype)
+            for group in groups
+            for layer in group
+        ]
         if self.vllm_config.kv_transfer_config is not None:
             reasons.append("a KV connector saves the cache before accepted rows are in place")
         self.tlt_chain_reason = next((reason for reason in reasons if reason is not None), None)
@@ -154,7 +157,9 @@ class TreeRunnerMixin:
         wanted = [
             req
             for req, token_ids in enumerate(sampled_token_ids)
-            if token_ids and self.drafter.drafts and not self.tlt_has_custom_processors
+            if token_ids
+            and self.drafter.drafts
+            and not self.tlt_has_custom_processors
             and may_draft(self.requests[self.input_batch.req_ids[req]])
         ]
         chain_only = [
@@ -178,6 +183,7 @@ class TreeRunnerMixin:
             state.req_id,
             batch.token_ids_cpu[req, :num_tokens],
             int(batch.num_prompt_tokens[req]),
+            seed=None if state.sampling_params.temperature < GREEDY_BELOW else self._tlt_seeds[state.req_id],
             max_nodes=max(0, min(self.num_spec_tokens, room)),
             max_depth=max(0, max_tokens - len(state.output_token_ids) - 1),
         )

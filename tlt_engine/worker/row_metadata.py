@@ -113,9 +113,7 @@ def _row_view(
         view.min_p = view.min_p_device[index].unsqueeze(1)
     elif isinstance(view, LogitBiasLogitsProcessor):
         entries = [
-            (row, token_id, bias)
-            for row, req in enumerate(reqs)
-            for token_id, bias in view.biases.get(req, {}).items()
+            (row, token_id, bias) for row, req in enumerate(reqs) for token_id, bias in view.biases.get(req, {}).items()
         ]
         view.bias_tensor = view._device_tensor([bias for _, _, bias in entries], torch.float32)
         view.logits_slice = _slice(view, [(row, token_id) for row, token_id, _ in entries])

@@ -25,6 +25,10 @@ from tlt_engine.worker.row_metadata import (
 )
 
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy, as in stock's sampler."""
+
+
 @dataclass(frozen=True)
 class NoiseKeys:
     """What the noise of each request's next token is keyed by."""
@@ -142,10 +146,8 @@ class _Walk:
             logits = apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
         if self._keeps_processed:
             self._keep(rows, logits)
-        is_random = (self._temperature[index] >= _GREEDY_BELOW).float()  # the logits are scaled already
-        self._target_token_ids[index] = ops.gumbel_argmax(
-            logits, is_random, self._seeds[index], self._positions[index]
-        )
+        is_random = (self._temperature[index] >= GREEDY_BELOW).float()  # the logits are scaled already
+        self._target_token_ids[index] = ops.gumbel_argmax(logits, is_random, self._seeds[index], self._positions[index])
 
     def accepted_paths(self) -> AcceptedPaths:
         """Returns the walk along the target tokens known so far."""
@@ -194,15 +196,9 @@ class _Walk:
         token_ids = self._target_token_ids[rows]
         if metadata.logprob_token_ids:
             emitted = len(rows) // self._batch.num_reqs
-            wanted = {
-                req * emitted + i: ids for req, ids in metadata.logprob_token_ids.items() for i in range(emitted)
-            }
+            wanted = {req * emitted + i: ids for req, ids in metadata.logprob_token_ids.items() for i in range(emitted)}
             return stock.gather_specific_token_logprobs(values, wanted, token_ids)
         return stock.gather_logprobs(values, metadata.max_num_logprobs, token_ids)
-
-
-_GREEDY_BELOW = 1e-5
-"""Temperatures below are greedy, as in stock's sampler."""
 
 
 def _wants_logprobs(metadata: SamplingMetadata) -> bool:
@@ -210,4 +206,4 @@ def _wants_logprobs(metadata: SamplingMetadata) -> bool:
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    return logits / torch.where(temperature < _GREEDY_BELOW, 1.0, temperature)[:, None]
+    return logits / torch.where(temperature < GREEDY_BELOW, 1.0, temperature)[:, None]

@@ -1,0 +1,70 @@
+"""SmolLM2-135M in float32: 64 prompts, batch 16, chunked prefill, cached prefixes: same tokens, fewer steps."""
+
+import pytest
+from engine import EngineJob, run_engine
+
+from benchmarks.prompts import ROLLOUT_TASKS, make_prompts
+
+pytestmark = pytest.mark.e2e
+
+NUM_PROMPTS = 64
+MAX_TOKENS = 200
+ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 160, "max_model_len": 1024, "block_size": 128}
+LARGEST_GAP = 1e-4
+"""Logits closer than this may change places with the shape of a matrix product; a larger gap is a fault of ours."""
+
+KINDS = [
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0, "logit_bias": {"28": 3.0, "198": -100.0}},
+]
+
+
+@pytest.fixture(scope="session")
+def prompts(model):
+    """Single questions, and questions with others before them, so that lengths run from 60 to 700 tokens."""
+    single = make_prompts(model, ROLLOUT_TASKS, NUM_PROMPTS)
+    return [sum(single[i - i % 5 : i + 1], [])[-700:] if i % 4 == 3 else single[i] for i in range(NUM_PROMPTS)]
+
+
+@pytest.fixture(scope="session")
+def batches(prompts):
+    base = {"max_tokens": MAX_TOKENS, "detokenize": False}
+    return {
+        "greedy": {"prompts": prompts, "params": {**base, "temperature": 0.0, "logprobs": 2}},
+        "temperature 1": {"prompts": prompts, "params": [{**base, "temperature": 1.0, "seed": i} for i in range(64)]},
+        "processors": {"prompts": prompts, "params": [{**base, **KINDS[i % 4], "seed": i} for i in range(64)]},
+    }
+
+
+@pytest.fixture(scope="session")
+def with_drafts(model, batches):
+    return run_engine(EngineJob(model, list(batches.values()), {"method": "tlt"}, ENGINE))
+
+
+def assert_equal_or_tied(got, want):
+    for prompt, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        if mine[0]["token_ids"] == theirs[0]["token_ids"]:
+            continue
+        pairs = enumerate(zip(mine[0]["token_ids"], theirs[0]["token_ids"], strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), None)
+        assert place is not None, f"prompt {prompt}: one output is a prefix of the other"
+        top = sorted(theirs[0]["logprobs"][place].values(), reverse=True)
+        gap = top[0] - top[1]
+        print(f"prompt {prompt} differs first at output token {place}; gap of the top two logits: {gap:.2e}")
+        assert gap < LARGEST_GAP
+
+
+def test_greedy_tokens_are_stocks(model, batches, with_drafts):
+    stock = run_engine(EngineJob(model, [batches["greedy"]], None, ENGINE))
+    assert_equal_or_tied(with_drafts.batches[0], stock.batches[0])
+    assert with_drafts.status["acceptance_length"] > 1.3
+
+
+def test_sampled_tokens_are_those_without_drafts(model, batches, with_drafts):
+    sampled = [batches["temperature 1"], batches["processors"]]
+    without = run_engine(EngineJob(model, sampled, {"method": "tlt", "drafter": "none"}, ENGINE))
+    assert with_drafts.token_ids(1) == without.token_ids(0)
+    assert with_drafts.token_ids(2) == without.token_ids(1)
+    assert with_drafts.free_blocks[0] == with_drafts.free_blocks[1]

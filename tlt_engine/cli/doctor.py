@@ -1,0 +1,63 @@
+"""``tlt-engine doctor``: one line for each thing that serving with method ``tlt`` needs."""
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable
+
+from tlt_engine import __version__, compat
+
+
+def run() -> int:
+    """Prints the checks.
+
+    Returns:
+        0 if all passed, 1 otherwise.
+    """
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("python", _python),
+        ("torch", lambda: importlib.metadata.version("torch")),
+        ("vllm", _vllm),
+        ("seams", _seams),
+        ("extension", _extension),
+        ("arctic-inference", lambda: importlib.metadata.version("arctic-inference")),
+        ("plugin", _plugin),
+    ]
+    print(f"tlt-engine {__version__} on {platform.platform()}")
+    is_healthy = True
+    for name, check in checks:
+        try:
+            print(f"  ok    {name:<18} {check()}")
+        except (RuntimeError, ImportError, importlib.metadata.PackageNotFoundError) as error:
+            is_healthy = False
+            print(f"  FAIL  {name:<18} {error}")
+    return 0 if is_healthy else 1
+
+
+def _python() -> str:
+    if sys.version_info < (3, 11):
+        raise RuntimeError(f"Python {platform.python_version()} is too old; tlt-engine needs 3.11 or newer")
+    return platform.python_version()
+
+
+def _vllm() -> str:
+    compat.check_version()
+    return compat.vllm_version() or ""
+
+
+def _seams() -> str:
+    compat.check_seams()
+    return f"{len(compat.SEAMS)} of vLLM's attributes found"
+
+
+def _extension() -> str:
+    from tlt_engine import ops
+
+    return f"loaded, ops {ops.__name__}"
+
+
+def _plugin() -> str:
+    names = [entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")]
+    if "tlt_engine" not in names:
+        raise RuntimeError("the entry point vllm.general_plugins does not list tlt_engine; reinstall tlt-engine")
+    return "registered with vLLM"
