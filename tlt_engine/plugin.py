@@ -41,7 +41,8 @@ def register() -> None:
 
 def is_tlt(speculative_config: "dict[str, Any] | None") -> bool:
     """Returns whether a user's speculative configuration asks for us."""
-    return bool(speculative_config) and METHOD in (speculative_config.get("method"), speculative_config.get("model"))
+    config = speculative_config or {}
+    return METHOD in (config.get("method"), config.get("model"))
 
 
 def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig") -> None:

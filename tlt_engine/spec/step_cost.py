@@ -11,7 +11,7 @@ KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 """Row counts at which the cost is kept; between them it is interpolated."""
 
 WINDOW = 32
-"""Measurements kept for each knot: enough for a median to ignore a busy machine, few enough to follow longer contexts."""
+"""Measurements kept for each knot: enough for a median to ignore a busy machine, few enough to follow contexts."""
 
 PRIOR_COST_PER_ROW = 0.03
 """Relative cost of a row before anything is measured (SmolLM2-135M, 1 core: 8 rows cost 1.22 plain steps)."""
@@ -95,7 +95,7 @@ def _nearest_knot(rows: int) -> int:
 
 
 def _scaled_prior(knot: int, medians: dict[int, float]) -> float:
-    """Cost of an unmeasured size: the prior's ratio to the nearest measured one, or more if the measured slope says so."""
+    """Cost of an unmeasured size: the prior's ratio to the nearest measured one, or the measured slope if steeper."""
     prior = 1.0 + PRIOR_COST_PER_ROW * (knot - 1)
     if not medians:
         return prior

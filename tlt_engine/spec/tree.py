@@ -98,7 +98,10 @@ class TreeBatch:
     @classmethod
     def pack(cls, trees: Sequence[DraftTree]) -> "TreeBatch":
         """Lays out the rows of ``trees``, one tree a request."""
-        cu_num_rows, parent_rows, depths, draft_token_ids, branching_reqs = [0], [], [], [], []
+        cu_num_rows, branching_reqs = [0], []
+        parent_rows: list[int] = []
+        depths: list[int] = []
+        draft_token_ids: list[int] = []
         for req, tree in enumerate(trees):
             base = len(parent_rows)
             parent_rows.append(-1)

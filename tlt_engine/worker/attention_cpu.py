@@ -65,7 +65,7 @@ class TreeCPUAttentionImpl(CPUAttentionBackendImpl):
         trees = attn_metadata.trees if attn_metadata is not None else None
         if trees is None or not trees.covers_batch:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        if trees is not None:
+        if attn_metadata is not None and trees is not None:
             key_cache, value_cache = split_kv_cache(kv_cache)
             ops.tree_attention(
                 output.view(query.shape),

@@ -15,6 +15,6 @@ def token_planes(kv_cache: Tensor) -> list[Tensor]:
     return list(kv_cache.transpose(1, 2).chunk(2, dim=-1))
 
 
-def unreadable_reason(impl: Any, layer: Any, cache_dtype: torch.dtype) -> str | None:
+def unreadable_reason(impl: Any, layer: Any, cache_dtype: torch.dtype) -> str | None:  # noqa: ARG001
     """Returns why this layer cannot verify branching trees: on CUDA always, for want of a masked kernel."""
     return f"{type(impl).__name__} has no tree mask"

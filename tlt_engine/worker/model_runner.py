@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ from tlt_engine.worker.statistics import Statistics
 from tlt_engine.worker.tree_rows import KvMoves, TreeRows
 from tlt_engine.worker.tree_store import TreeStore
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as StockRunner
+else:
+    StockRunner = object  # the platform's runner comes after the mixin
+
 logger = init_logger(__name__)
 
 
@@ -44,7 +49,7 @@ class Step:
     started: float
 
 
-class TreeRunnerMixin:
+class TreeRunnerMixin(StockRunner):
     """Mixed into stock's V1 runners, before them."""
 
     attention: Any
@@ -52,7 +57,7 @@ class TreeRunnerMixin:
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with all_logits_processors(stock_runner):
-            super().__init__(vllm_config, device)  # type: ignore[call-arg]
+            super().__init__(vllm_config, device)
         self.drafter: TltProposer
         self.tlt_statistics = Statistics()
         self.tlt_trees = TreeStore()
@@ -64,7 +69,7 @@ class TreeRunnerMixin:
         self.tlt_has_custom_processors = has_custom_processors(self.input_batch.logitsprocs)
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
-        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)  # type: ignore[misc]
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         # Budgeted requests have no draft rows, so their rows are laid out as without speculation.
         if (holder := self.input_batch.thinking_budget_state_holder) is not None:
             holder.in_spec_mode = False
@@ -90,7 +95,7 @@ class TreeRunnerMixin:
             self._tlt_seeds.forget(req_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._tlt_seeds.add(request.req_id, request.sampling_params)
-        corrections = super()._update_states(scheduler_output)  # type: ignore[misc]
+        corrections = super()._update_states(scheduler_output)
         # The noise is keyed by seed and position. Stock's generators are not used, and stock would rewind those of
         # partial prefills, which CPU generators cannot do.
         self.input_batch.generators.clear()
@@ -98,7 +103,7 @@ class TreeRunnerMixin:
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: npt.NDArray[np.int32]) -> Any:
         started = time.perf_counter()
-        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         drafts = [self.tlt_trees.take(req_id, scheduled.get(req_id, ())) for req_id in self.input_batch.req_ids]
         batch = TreeBatch.pack(drafts)
@@ -126,7 +131,7 @@ class TreeRunnerMixin:
         for builder in builders:
             builder.trees = trees
         try:
-            return super()._build_attention_metadata(*args, **kwargs)  # type: ignore[misc]
+            return super()._build_attention_metadata(*args, **kwargs)
         finally:
             for builder in builders:
                 builder.trees = None
@@ -134,7 +139,7 @@ class TreeRunnerMixin:
     def _sample(self, logits: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         step, self._tlt_step = self._tlt_step, None
         if step is None:
-            return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+            return super()._sample(logits, spec_decode_metadata)
         self.input_batch.update_async_output_token_ids()
         output, paths = self._tlt_sampler.sample(
             logits, step.batch, self._noise_keys(step.batch.num_reqs), self.input_batch.sampling_metadata

@@ -36,9 +36,9 @@ def finish_reason(state: CachedRequestState | None, max_model_len: int) -> Finis
 
     A request with stop strings counts as ended: the front end finds them and takes the request back itself.
     """
-    params = state.sampling_params if state is not None else None
-    if params is None or not state.output_token_ids:
+    if state is None or state.sampling_params is None or not state.output_token_ids:
         return FinishReason.ABORTED
+    params = state.sampling_params
     output = state.output_token_ids
     is_ended = (
         output[-1] in params.all_stop_token_ids

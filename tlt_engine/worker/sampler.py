@@ -24,7 +24,6 @@ from tlt_engine.worker.row_metadata import (
     tracks_thinking_budget,
 )
 
-
 GREEDY_BELOW = 1e-5
 """Temperatures below are greedy, as in stock's sampler."""
 

@@ -1,18 +1,23 @@
 """What both workers share: RPC methods, the start-up table, and the target's version."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
 from tlt_engine import __version__
 from tlt_engine.worker.model_runner import TreeRunnerMixin
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker as StockWorker
+else:
+    StockWorker = object  # the platform's worker comes after the mixin
+
 logger = init_logger(__name__)
 
 MIB = 1 << 20
 
 
-class TltWorkerMixin:
+class TltWorkerMixin(StockWorker):
     """Mixed into stock's workers, before them; public methods are reachable with ``collective_rpc``."""
 
     model_runner: TreeRunnerMixin
@@ -20,7 +25,7 @@ class TltWorkerMixin:
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> Any:
         """Allocates the KV cache, then says once what speculation will do here."""
-        result = super().initialize_from_config(*args, **kwargs)  # type: ignore[misc]
+        result = super().initialize_from_config(*args, **kwargs)
         runner = self.model_runner
         proposer = runner.drafter
         logger.info(
@@ -39,13 +44,13 @@ class TltWorkerMixin:
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Reloads the target; what it wrote before is evicted first."""
-        result = super().reload_weights(*args, **kwargs)  # type: ignore[misc]
+        result = super().reload_weights(*args, **kwargs)
         self.tlt_target_updated()
         return result
 
     def finish_weight_update(self) -> None:
         """Ends an update of the target's weights; what it wrote before is evicted first."""
-        super().finish_weight_update()  # type: ignore[misc]
+        super().finish_weight_update()
         self.tlt_target_updated()
 
     def tlt_target_updated(self) -> int:
