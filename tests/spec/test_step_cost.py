@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tlt_engine.spec.draft_gate import FIRST_LOOK, PROBE_EVERY, DraftGate
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import ROOT, DraftTree
 
@@ -44,9 +45,9 @@ def test_unmeasured_sizes_follow_the_prior_from_the_nearest_measured_one():
 
 def test_alone_a_request_gets_many_rows_and_in_a_crowd_only_sure_ones():
     probs = [0.6 * 0.8**i for i in range(15)]
-    alone = choose_draft_rows([tree_of(probs)], measured(), num_reqs=1, max_rows=None)
-    crowd = choose_draft_rows([tree_of(probs)] * 32, measured(), num_reqs=32, max_rows=None)
-    sure = choose_draft_rows([tree_of([0.99] * 8)] * 32, measured(), num_reqs=32, max_rows=None)
+    alone = choose_draft_rows([tree_of(probs)], measured(), num_reqs=1, max_rows=None).trees
+    crowd = choose_draft_rows([tree_of(probs)] * 32, measured(), num_reqs=32, max_rows=None).trees
+    sure = choose_draft_rows([tree_of([0.99] * 8)] * 32, measured(), num_reqs=32, max_rows=None).trees
     assert len(alone[0]) >= 6
     assert sum(map(len, crowd)) == 0
     assert sum(map(len, sure)) > 32
@@ -54,23 +55,42 @@ def test_alone_a_request_gets_many_rows_and_in_a_crowd_only_sure_ones():
 
 def test_rows_go_to_the_request_that_gains_most():
     poor, rich = tree_of([0.1, 0.01]), tree_of([0.9, 0.8, 0.7])
-    chosen = choose_draft_rows([poor, rich], measured(), num_reqs=2, max_rows=5)
+    chosen = choose_draft_rows([poor, rich], measured(), num_reqs=2, max_rows=5).trees
     assert [len(tree) for tree in chosen] == [0, 3]
 
 
 def test_chosen_nodes_have_their_parents_even_if_estimates_are_inconsistent():
     tree = DraftTree([1, 2, 3], [ROOT, 0, 1], probs=[0.2, 0.9, 0.9])
-    chosen = choose_draft_rows([tree], measured(), num_reqs=1, max_rows=3)[0]
+    chosen = choose_draft_rows([tree], measured(), num_reqs=1, max_rows=3).trees[0]
     assert chosen.problem(10) is None
     assert chosen.token_ids == [1, 2]
 
 
 def test_row_cap_holds_and_a_full_batch_gets_nothing():
-    chosen = choose_draft_rows([tree_of([0.99] * 15)] * 3, measured(), num_reqs=3, max_rows=10)
+    chosen = choose_draft_rows([tree_of([0.99] * 15)] * 3, measured(), num_reqs=3, max_rows=10).trees
     assert sum(map(len, chosen)) <= 7
-    assert sum(map(len, choose_draft_rows([tree_of([0.99])], measured(), num_reqs=8, max_rows=8))) == 0
+    assert sum(map(len, choose_draft_rows([tree_of([0.99])], measured(), num_reqs=8, max_rows=8).trees)) == 0
 
 
 def test_drafts_without_estimates_count_as_certain():
-    chosen = choose_draft_rows([DraftTree.chain([1, 2, 3])], measured(), num_reqs=1, max_rows=None)
+    chosen = choose_draft_rows([DraftTree.chain([1, 2, 3])], measured(), num_reqs=1, max_rows=None).trees
     assert chosen[0].token_ids == [1, 2, 3]
+
+
+def test_saved_time_is_that_of_the_plain_steps_it_replaces():
+    chosen = choose_draft_rows([tree_of([1.0, 1.0, 1.0])], measured(), num_reqs=1, max_rows=None)
+    assert chosen.saved_seconds == pytest.approx(4 * 36 - 36, rel=0.15)
+    assert choose_draft_rows([tree_of([0.0])], measured(), num_reqs=1, max_rows=None).saved_seconds == 0
+
+
+def test_gate_closes_where_the_search_costs_more_than_it_saves_and_opens_again():
+    gate = DraftGate()
+    for _ in range(FIRST_LOOK):
+        assert gate.should_draft(32)
+        gate.record(32, saved_seconds=0.001, search_seconds=0.01)
+    asked = [gate.should_draft(32) for _ in range(2 * PROBE_EVERY)]
+    assert sum(asked) == 2
+    assert gate.should_draft(1), "another batch size has its own gate"
+    for _ in range(30):
+        gate.record(32, saved_seconds=0.02, search_seconds=0.01)
+    assert gate.should_draft(32)

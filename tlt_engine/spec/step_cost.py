@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from typing import NamedTuple
 
 from tlt_engine.spec.tree import ROOT, DraftTree
 
@@ -24,9 +25,14 @@ class StepCost:
         self._measured: dict[int, deque[float]] = {}
         self._curve: list[float] | None = None
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether predictions are seconds; before the first measurement they are plain steps."""
+        return bool(self._measured)
+
     def record(self, rows: int, seconds: float) -> None:
         """Adds one measured step that verified ``rows`` rows and prefilled nothing."""
-        self._measured.setdefault(_nearest_knot(rows), deque(maxlen=WINDOW)).append(seconds)
+        self._measured.setdefault(nearest_knot(rows), deque(maxlen=WINDOW)).append(seconds)
         self._curve = None
 
     def predict(self, rows: int) -> float:
@@ -50,9 +56,18 @@ class StepCost:
         return curve
 
 
+class ChosenRows(NamedTuple):
+    """Draft trees cut to what pays."""
+
+    trees: list[DraftTree]
+    """One a candidate, in order, each closed under taking parents."""
+    saved_seconds: float
+    """Expected time that plain steps would have taken for the same tokens, minus the time of this step."""
+
+
 def choose_draft_rows(
     trees: Sequence[DraftTree], step_cost: StepCost, *, num_reqs: int, max_rows: int | None
-) -> list[DraftTree]:
+) -> ChosenRows:
     """Cuts the candidate trees to the nodes that raise emitted tokens per second of the whole step.
 
     Nodes of all requests compete in one order, the likeliest first, so rows go where the expected gain is largest.
@@ -65,7 +80,7 @@ def choose_draft_rows(
         max_rows: most rows of the step; None for no cap.
 
     Returns:
-        One tree a candidate, in order, each closed under taking parents.
+        The chosen rows and what they save.
     """
     ranked: list[tuple[float, int, int]] = []
     for index, tree in enumerate(trees):
@@ -77,20 +92,25 @@ def choose_draft_rows(
     ranked.sort()
     limit = len(ranked) if max_rows is None else max(0, min(len(ranked), max_rows - num_reqs))
 
-    best_count, best_rate, expected = 0, num_reqs / step_cost.predict(num_reqs), float(num_reqs)
+    plain_seconds = step_cost.predict(num_reqs)
+    best_count, best_rate, expected = 0, num_reqs / plain_seconds, float(num_reqs)
+    saved_seconds = 0.0
     for count in range(1, limit + 1):
         expected -= ranked[count - 1][0]
         rate = expected / step_cost.predict(num_reqs + count)
         if rate > best_rate:
             best_count, best_rate = count, rate
+            saved_seconds = expected / num_reqs * plain_seconds - step_cost.predict(num_reqs + count)
 
     chosen: list[list[int]] = [[] for _ in trees]
     for _, index, node in ranked[:best_count]:
         chosen[index].append(node)
-    return [tree.select(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]
+    cut = [tree.select(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]
+    return ChosenRows(cut, saved_seconds)
 
 
-def _nearest_knot(rows: int) -> int:
+def nearest_knot(rows: int) -> int:
+    """Returns the row count at which ``rows`` is kept: the nearest by ratio."""
     return min(KNOTS, key=lambda knot: max(knot, rows) / max(1, min(knot, rows)))
 
 

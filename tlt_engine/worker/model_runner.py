@@ -159,19 +159,12 @@ class TreeRunnerMixin(StockRunner):
     ) -> list[list[int]]:
         """Proposes the drafts of the next step and keeps their trees; vLLM sees the tokens only."""
         trees = [EMPTY_TREE] * len(sampled_token_ids)
-        wanted = [
-            req
-            for req, token_ids in enumerate(sampled_token_ids)
-            if token_ids
-            and self.drafter.drafts
-            and not self.tlt_has_custom_processors
-            and may_draft(self.requests[self.input_batch.req_ids[req]])
-        ]
-        chain_only = [
-            self.tlt_chain_reason is not None or drafts_chain_only(self.requests[self.input_batch.req_ids[req]])
-            for req in wanted
-        ]
-        proposed = self.drafter.draft([self._draft_request(req) for req in wanted], chain_only, len(sampled_token_ids))
+        states = [self.requests[req_id] for req_id in self.input_batch.req_ids]
+        wanted = []
+        if not self.tlt_has_custom_processors and self.drafter.wants_drafts(len(states)):
+            wanted = [req for req, token_ids in enumerate(sampled_token_ids) if token_ids and may_draft(states[req])]
+        chain_only = [self.tlt_chain_reason is not None or drafts_chain_only(states[req]) for req in wanted]
+        proposed = self.drafter.draft([self._draft_request(req) for req in wanted], chain_only, len(states))
         for req, tree in zip(wanted, proposed, strict=True):
             trees[req] = tree
         for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):

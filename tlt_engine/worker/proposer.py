@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
+from tlt_engine.spec.draft_gate import DraftGate
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
@@ -28,6 +29,7 @@ class TltProposer:
         self.step_cost = StepCost()
         self.num_failures = 0
         self.draft_seconds = 0.0
+        self._gate = DraftGate()
         self._drafter = build_drafter(self.config)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._failures_in_a_row = 0
@@ -47,6 +49,15 @@ class TltProposer:
         """Whether there is a drafter at all."""
         return self._drafter is not None
 
+    def wants_drafts(self, num_reqs: int) -> bool:
+        """Decides whether drafts are looked for in a step with ``num_reqs`` requests."""
+        if self._drafter is None:
+            return False
+        if self._pause_left:
+            self._pause_left -= 1
+            return False
+        return self._gate.should_draft(num_reqs)
+
     def draft(self, requests: Sequence[DraftRequest], chain_only: Sequence[bool], num_reqs: int) -> list[DraftTree]:
         """Proposes the trees of the next step.
 
@@ -61,9 +72,6 @@ class TltProposer:
         nothing = [EMPTY_TREE] * len(requests)
         if self._drafter is None or not requests:
             return nothing
-        if self._pause_left:
-            self._pause_left -= 1
-            return nothing
         started = time.perf_counter()
         try:
             trees = [
@@ -74,9 +82,12 @@ class TltProposer:
             self._fail("propose", error)
             return nothing
         self._failures_in_a_row = 0
-        trees = choose_draft_rows(trees, self.step_cost, num_reqs=num_reqs, max_rows=self.config.max_step_rows)
-        self.draft_seconds += time.perf_counter() - started
-        return trees
+        chosen = choose_draft_rows(trees, self.step_cost, num_reqs=num_reqs, max_rows=self.config.max_step_rows)
+        seconds = time.perf_counter() - started
+        self.draft_seconds += seconds
+        if self.step_cost.is_measured:
+            self._gate.record(num_reqs, chosen.saved_seconds, seconds)
+        return chosen.trees
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Tells the drafter what became of a verified tree."""
