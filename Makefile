@@ -64,6 +64,7 @@ test: lint $(MODEL)/config.json  ## Run all tests
 
 bench: $(STAMPS)/build $(MODEL)/config.json  ## Measure everything and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench_attention
+	$(BIN)/python -m benchmarks.bench_drafter
 	$(BIN)/python -m benchmarks.bench_decode
 	$(BIN)/python -m benchmarks.bench_rollout
 	$(BIN)/python -m benchmarks.readme_table
