@@ -25,9 +25,9 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout", description=__doc__)
     add_common_options(parser, ENGINES, QUICK_ENGINES)
-    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--num-prompts", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=4, help="responses of each prompt")
-    parser.add_argument("--max-tokens", type=int, default=768)
+    parser.add_argument("--max-tokens", type=int, default=1536)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")

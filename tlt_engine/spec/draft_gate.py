@@ -1,6 +1,6 @@
 """Whether looking for drafts pays at all at a batch size: the search itself costs time, and crowds gain little."""
 
-from tlt_engine.spec.step_cost import nearest_knot
+import math
 
 SMOOTHING = 0.1
 """Weight of the newest step in the running mean."""
@@ -22,16 +22,21 @@ class DraftGate:
 
     def should_draft(self, num_reqs: int) -> bool:
         """Decides for one step with ``num_reqs`` requests; every ``PROBE_EVERY``-th refusal lets one pass."""
-        knot = nearest_knot(num_reqs)
-        if self._num_recorded.get(knot, 0) < FIRST_LOOK or self._net_seconds[knot] > 0:
+        size = _size_class(num_reqs)
+        if self._num_recorded.get(size, 0) < FIRST_LOOK or self._net_seconds[size] > 0:
             return True
         self._num_closed += 1
         return self._num_closed % PROBE_EVERY == 0
 
     def record(self, num_reqs: int, saved_seconds: float, search_seconds: float) -> None:
         """Adds what one search is expected to save in its step, and what it took."""
-        knot = nearest_knot(num_reqs)
+        size = _size_class(num_reqs)
         net = saved_seconds - search_seconds
-        mean = self._net_seconds.get(knot, net)
-        self._net_seconds[knot] = mean + SMOOTHING * (net - mean)
-        self._num_recorded[knot] = self._num_recorded.get(knot, 0) + 1
+        mean = self._net_seconds.get(size, net)
+        self._net_seconds[size] = mean + SMOOTHING * (net - mean)
+        self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
+
+
+def _size_class(num_reqs: int) -> int:
+    """Batch sizes within a factor of about 1.2 share a gate."""
+    return round(4 * math.log2(num_reqs))

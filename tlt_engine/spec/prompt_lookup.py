@@ -31,6 +31,9 @@ FREQUENCY_TRUST = 0.5
 """Before anything is seen, a continuation is emitted half as often as its relative frequency says: a tree over a few
 thousand tokens has seen most of its contexts once."""
 
+MERGED_EDGES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Edges of the classes of merged estimates: the best of several estimates is too high, which a second look corrects."""
+
 LEAD_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Edges of the classes of a back-off candidate's lead."""
 
@@ -98,8 +101,11 @@ class PromptLookup:
         if request.max_nodes <= 0 or request.max_depth <= 0:
             return EMPTY_TREE
         answers = [*self._look_up(request), self._back_off(request)]
-        self._answers[request.req_id] = answers
-        return _likeliest_nodes(self._merge(answers), max_nodes=request.max_nodes, min_prob=self._min_prob)
+        merged = self._merge(answers)
+        second_look = _merged_continuations(merged, is_sampled=request.seed is not None)
+        self._answers[request.req_id] = [*answers, second_look]
+        merged.probs[:] = self._reach(second_look)
+        return _likeliest_nodes(merged, max_nodes=request.max_nodes, min_prob=self._min_prob)
 
     def _look_up(self, request: DraftRequest) -> list[list[Continuation]]:
         context = np.ascontiguousarray(request.token_ids[-self._cache.max_match_len :], dtype=np.int32)
@@ -130,17 +136,22 @@ class PromptLookup:
             before, parent = (before[1], candidates[0].token_id), place
         return answer
 
+    def _reach(self, continuations: Sequence[Continuation]) -> list[float]:
+        """Probability that the target's path runs through each node."""
+        reach: list[float] = []
+        for continuation in continuations:
+            before = 1.0 if continuation.parent == ROOT else reach[continuation.parent]
+            reach.append(before * self._calibration.estimate(continuation))
+        return reach
+
     def _merge(self, answers: Sequence[Sequence[Continuation]]) -> DraftTree:
         """Unites the answers by path; a node that several answers hold has the best of their estimates."""
         merged = DraftTree([], [])
         node_of: dict[tuple[int, int], int] = {}
         for answer in answers:
             places: list[int] = []
-            reach: list[float] = []
-            for continuation in answer:
-                is_top = continuation.parent == ROOT
-                parent = ROOT if is_top else places[continuation.parent]
-                prob = self._calibration.estimate(continuation) * (1.0 if is_top else reach[continuation.parent])
+            for continuation, prob in zip(answer, self._reach(answer), strict=True):
+                parent = ROOT if continuation.parent == ROOT else places[continuation.parent]
                 node = node_of.setdefault((parent, continuation.token_id), len(merged))
                 if node == len(merged):
                     merged.token_ids.append(continuation.token_id)
@@ -151,7 +162,6 @@ class PromptLookup:
                     merged.probs[node] = prob
                     merged.sources[node] = continuation.source
                 places.append(node)
-                reach.append(prob)
         return merged
 
 
@@ -180,6 +190,17 @@ def _continuations(
         kind = (source, context_len, bisect_right(FREQUENCY_EDGES, frequency))
         answer.append(Continuation(token_id, parent, kind, FREQUENCY_TRUST * frequency, noise[node]))
     return answer, match_len
+
+
+def _merged_continuations(tree: DraftTree, *, is_sampled: bool) -> list[Continuation]:
+    """The merged tree as one more answer, whose kinds are classes of the estimate itself."""
+    continuations: list[Continuation] = []
+    for token_id, parent, prob in zip(tree.token_ids, tree.parents, tree.probs, strict=True):
+        before = 1.0 if parent == ROOT else tree.probs[parent]
+        estimate = min(1.0, prob / before) if before > 0 else 0.0
+        kind = ("merged", is_sampled, bisect_right(MERGED_EDGES, estimate))
+        continuations.append(Continuation(token_id, parent, kind, estimate))
+    return continuations
 
 
 def _likeliest_nodes(tree: DraftTree, *, max_nodes: int, min_prob: float) -> DraftTree:

@@ -1,29 +1,48 @@
 """Measured cost of one target step against the rows it verifies, and how many draft rows that cost justifies."""
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tlt_engine.spec.tree import ROOT, DraftTree
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Row counts at which the cost is kept; between them it is interpolated."""
-
 WINDOW = 32
-"""Measurements kept for each knot: enough for a median to ignore a busy machine, few enough to follow contexts."""
+"""Measurements kept for each row count: enough for a median to ignore a busy machine, few enough to follow contexts."""
 
 PRIOR_COST_PER_ROW = 0.03
 """Relative cost of a row before anything is measured (SmolLM2-135M, 1 core: 8 rows cost 1.22 plain steps)."""
 
+PRIOR_WEIGHT = 2.0
+"""Measurements that the prior is worth at each of its sizes."""
+
+PRIOR_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+BENDS = (0, 4, 8, 16, 32, 64, 128)
+"""Row counts at which the cost may begin to rise more steeply."""
+
+REFIT_EVERY = 16
+"""Measurements between two fits."""
+
+SWEEPS = 60
+"""Rounds of coordinate descent in a fit."""
+
 
 class StepCost:
-    """Predicts seconds of a step from its rows: medians of what was measured, a prior ratio where nothing was."""
+    """Predicts seconds of a step from its rows.
+
+    The curve is a rising, convex sum of hinges, fitted to the median of the measurements of each row count: a step
+    reads the weights once whatever its rows, then arithmetic takes over, so one more row never gets cheaper. Convexity
+    also makes the small differences between neighbouring sizes, which decide, robust against noise.
+    """
 
     def __init__(self) -> None:
         self._measured: dict[int, deque[float]] = {}
-        self._curve: list[float] | None = None
+        self._hinges = self._fit()
+        self._num_since_fit = 0
 
     @property
     def is_measured(self) -> bool:
@@ -32,28 +51,33 @@ class StepCost:
 
     def record(self, rows: int, seconds: float) -> None:
         """Adds one measured step that verified ``rows`` rows and prefilled nothing."""
-        self._measured.setdefault(nearest_knot(rows), deque(maxlen=WINDOW)).append(seconds)
-        self._curve = None
+        self._measured.setdefault(rows, deque(maxlen=WINDOW)).append(seconds)
+        self._num_since_fit += 1
+        if self._num_since_fit >= min(REFIT_EVERY, sum(map(len, self._measured.values()))):
+            self._hinges = self._fit()
+            self._num_since_fit = 0
 
     def predict(self, rows: int) -> float:
         """Returns the expected seconds of a step with ``rows`` rows; only ratios mean anything before measurements."""
-        curve = self._curve or self._fit()
-        right = bisect_left(KNOTS, rows)
-        if right == 0:
-            return curve[0]
-        if right == len(KNOTS):
-            return curve[-1] * rows / KNOTS[-1]
-        low, high = KNOTS[right - 1], KNOTS[right]
-        share = (rows - low) / (high - low)
-        return curve[right - 1] * (1 - share) + curve[right] * share
+        return float(_hinge_values(np.array([rows], np.float64))[0] @ self._hinges)
 
-    def _fit(self) -> list[float]:
-        medians = {knot: median(seconds) for knot, seconds in self._measured.items()}
-        curve = [medians[knot] if knot in medians else _scaled_prior(knot, medians) for knot in KNOTS]
-        for i in range(1, len(curve)):  # more rows never take less time; a lower median there is noise
-            curve[i] = max(curve[i], curve[i - 1])
-        self._curve = curve
-        return curve
+    def _fit(self) -> npt.NDArray[np.float64]:
+        sizes = sorted(self._measured)
+        seconds = [median(self._measured[size]) for size in sizes]
+        # The prior joins at the level that the measurements have, if there are any.
+        level = median(value / _prior(size) for size, value in zip(sizes, seconds, strict=True)) if sizes else 1.0
+        rows = np.array([*sizes, *PRIOR_SIZES], np.float64)
+        values = np.array([*seconds, *(level * _prior(size) for size in PRIOR_SIZES)])
+        weights = np.array([*(len(self._measured[size]) for size in sizes), *[PRIOR_WEIGHT] * len(PRIOR_SIZES)])
+        weights = weights / values**2  # relative errors count
+        hinges = _hinge_values(rows)
+        gram, moment = (hinges.T * weights) @ hinges, (hinges.T * weights) @ values
+        coefficients = np.zeros(hinges.shape[1])
+        for _ in range(SWEEPS):
+            for i in range(len(coefficients)):
+                step = (moment[i] - gram[i] @ coefficients) / gram[i, i]
+                coefficients[i] = max(0.0, coefficients[i] + step)
+        return coefficients
 
 
 class ChosenRows(NamedTuple):
@@ -109,20 +133,11 @@ def choose_draft_rows(
     return ChosenRows(cut, saved_seconds)
 
 
-def nearest_knot(rows: int) -> int:
-    """Returns the row count at which ``rows`` is kept: the nearest by ratio."""
-    return min(KNOTS, key=lambda knot: max(knot, rows) / max(1, min(knot, rows)))
+def _prior(rows: int) -> float:
+    return 1.0 + PRIOR_COST_PER_ROW * (rows - 1)
 
 
-def _scaled_prior(knot: int, medians: dict[int, float]) -> float:
-    """Cost of an unmeasured size: the prior's ratio to the nearest measured one, or the measured slope if steeper."""
-    prior = 1.0 + PRIOR_COST_PER_ROW * (knot - 1)
-    if not medians:
-        return prior
-    nearest = min(medians, key=lambda measured: max(knot, measured) / min(knot, measured))
-    estimate = prior * medians[nearest] / (1.0 + PRIOR_COST_PER_ROW * (nearest - 1))
-    *_, low, high = [min(medians), *sorted(medians)]
-    if knot > high > low:
-        slope = (medians[high] - medians[low]) / (high - low)
-        estimate = max(estimate, medians[high] + slope * (knot - high))
-    return estimate
+def _hinge_values(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``[n, 1 + bends]``: a constant, and for each bend the rows beyond it."""
+    columns = [np.ones_like(rows), *(np.maximum(0.0, rows - bend) for bend in BENDS)]
+    return np.stack(columns, axis=1)
