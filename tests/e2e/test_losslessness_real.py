@@ -1,9 +1,9 @@
 """SmolLM2-135M in float32: 64 prompts, batch 16, chunked prefill, cached prefixes: same tokens, fewer steps."""
 
 import pytest
-from engine import EngineJob, run_engine
 
 from benchmarks.prompts import ROLLOUT_TASKS, make_prompts
+from engine import EngineJob, run_engine
 
 pytestmark = pytest.mark.e2e
 

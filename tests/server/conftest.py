@@ -9,8 +9,8 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
-from engine import REPOSITORY, TESTS
 
+from engine import REPOSITORY, TESTS
 from models import MODEL_DIR
 
 READY_WITHIN_S = 240

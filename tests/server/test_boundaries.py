@@ -9,10 +9,10 @@ import urllib.request
 
 import pytest
 from openai import OpenAI
-from server.conftest import running_server
 from transformers import AutoTokenizer
 
 from benchmarks.prompts import MATH_TASKS, make_prompts
+from server.conftest import running_server
 
 pytestmark = pytest.mark.e2e
 

@@ -4,10 +4,10 @@ import json
 import random
 
 import pytest
-from engine import EngineJob, EngineResult, run_engine
-from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING
 
+from engine import EngineJob, EngineResult, run_engine
 from models import TINY_VOCAB, make_tiny_llama
+from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING
 
 TINY_ENGINE = {"skip_tokenizer_init": True}
 

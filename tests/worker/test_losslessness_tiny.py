@@ -1,9 +1,9 @@
 """Whatever the drafter does, the tokens are those of the engine that never drafts, and the engine stays alive."""
 
 import pytest
-from worker.cases import MAX_TOKENS, MIXED, SAMPLING
 
 from models import TINY_VOCAB
+from worker.cases import MAX_TOKENS, MIXED, SAMPLING
 
 ADVERSARIES = {
     "anti": {"drafter": "worker.fake_drafters:Constant", "drafter_args": {"token_ids": [3, 4, 5, 6]}},
