@@ -8,12 +8,13 @@ from tlt_engine.spec.draft_gate import FIRST_LOOK, PROBE_EVERY, DraftGate
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import ROOT, DraftTree
 
-CPU_COST_MS = {1: 36, 2: 40, 4: 36, 8: 44, 16: 60, 32: 97}
-"""Milliseconds of a plain SmolLM2-135M step by rows, measured on one core."""
+CPU_COST_MS = {1: 30.8, 2: 35.4, 3: 29.0, 4: 29.1, 6: 30.4, 7: 36.0, 8: 37.4, 12: 43.7, 16: 51.1, 24: 65.1, 32: 82.9}
+"""Milliseconds of a plain SmolLM2-135M step by rows, measured on two cores; the dip from 3 to 6 is real."""
 
 
 def measured(costs=CPU_COST_MS, noise=0.0, seed=0):
     step_cost, rng = StepCost(), random.Random(seed)
+    step_cost.set_profile(costs)
     for _ in range(40):
         for rows, cost in costs.items():
             step_cost.record(rows, cost * (1 + noise * rng.expovariate(1)))
@@ -24,11 +25,38 @@ def tree_of(probs):
     return DraftTree(list(range(len(probs))), list(range(ROOT, len(probs) - 1)), probs=probs)
 
 
-def test_prediction_is_monotone_and_passes_through_the_medians():
+def test_prediction_keeps_the_dips_of_the_profile_and_joins_its_sizes():
     step_cost = measured(noise=0.3)
-    predictions = [step_cost.predict(rows) for rows in range(1, 40)]
-    assert predictions == sorted(predictions)
-    assert step_cost.predict(16) / step_cost.predict(8) == pytest.approx(60 / 44, rel=0.15)
+    ratios = {rows: step_cost.predict(rows) / step_cost.predict(1) for rows in range(1, 60)}
+    assert ratios[4] == pytest.approx(29.1 / 30.8, rel=0.05)
+    assert ratios[2] > ratios[4]
+    assert ratios[24] < ratios[28] < ratios[32] < ratios[40] < ratios[59]
+
+
+def test_level_follows_the_machine_whatever_sizes_are_seen():
+    step_cost = measured()
+    for _ in range(40):
+        step_cost.record(6, 2 * CPU_COST_MS[6])
+    assert step_cost.predict(6) == pytest.approx(2 * CPU_COST_MS[6], rel=0.01)
+    assert step_cost.predict(16) == pytest.approx(2 * CPU_COST_MS[16], rel=0.01)
+
+
+def test_a_size_that_keeps_missing_its_profile_is_corrected_and_others_are_not():
+    step_cost = StepCost()
+    step_cost.set_profile(CPU_COST_MS)
+    for _ in range(40):
+        step_cost.record(1, CPU_COST_MS[1])
+        step_cost.record(4, CPU_COST_MS[4])
+        step_cost.record(8, 1.5 * CPU_COST_MS[8])
+    assert step_cost.predict(8) / step_cost.predict(1) == pytest.approx(1.5 * 37.4 / 30.8, rel=0.12)
+    assert step_cost.predict(4) / step_cost.predict(1) == pytest.approx(29.1 / 30.8, rel=0.02)
+
+
+def test_a_dip_is_filled_with_unlikely_drafts_and_a_jump_is_not_paid_for():
+    unlikely = tree_of([0.02] * 8)
+    assert len(choose_draft_rows([unlikely], measured(), num_reqs=1, max_rows=None).trees[0]) in (2, 3)
+    chosen = choose_draft_rows([tree_of([0.3])] * 4, measured(), num_reqs=4, max_rows=None).trees
+    assert sum(map(len, chosen)) == 2
 
 
 def test_one_slow_step_is_forgotten():
@@ -38,9 +66,10 @@ def test_one_slow_step_is_forgotten():
     assert step_cost.predict(8) == pytest.approx(before, rel=0.05)
 
 
-def test_unmeasured_sizes_follow_the_prior_from_the_nearest_measured_one():
-    step_cost = measured({1: 10.0})
-    assert 10.0 < step_cost.predict(8) < step_cost.predict(64) < step_cost.predict(5000)
+def test_before_anything_is_known_rows_cost_little_and_never_nothing():
+    step_cost = StepCost()
+    assert not step_cost.is_measured
+    assert 1.0 < step_cost.predict(8) < 1.5 < step_cost.predict(64) < step_cost.predict(5000)
 
 
 def test_alone_a_request_gets_many_rows_and_in_a_crowd_only_sure_ones():
@@ -48,7 +77,7 @@ def test_alone_a_request_gets_many_rows_and_in_a_crowd_only_sure_ones():
     alone = choose_draft_rows([tree_of(probs)], measured(), num_reqs=1, max_rows=None).trees
     crowd = choose_draft_rows([tree_of(probs)] * 32, measured(), num_reqs=32, max_rows=None).trees
     sure = choose_draft_rows([tree_of([0.99] * 8)] * 32, measured(), num_reqs=32, max_rows=None).trees
-    assert len(alone[0]) >= 6
+    assert len(alone[0]) >= 5
     assert sum(map(len, crowd)) == 0
     assert sum(map(len, sure)) > 32
 
@@ -79,7 +108,7 @@ def test_drafts_without_estimates_count_as_certain():
 
 def test_saved_time_is_that_of_the_plain_steps_it_replaces():
     chosen = choose_draft_rows([tree_of([1.0, 1.0, 1.0])], measured(), num_reqs=1, max_rows=None)
-    assert chosen.saved_seconds == pytest.approx(4 * 36 - 36, rel=0.15)
+    assert chosen.saved_seconds == pytest.approx(4 * 30.8 - 29.1, rel=0.05)
     assert choose_draft_rows([tree_of([0.0])], measured(), num_reqs=1, max_rows=None).saved_seconds == 0
 
 

@@ -64,10 +64,9 @@ def answers(stock, prompts, tmp_path_factory):
 def run_tlt(tiny_llama):
     """Runs the tiny target with method ``tlt``."""
 
-    def run(batches, engine=None, **options) -> EngineResult:
-        return run_engine(
-            EngineJob(tiny_llama, batches, {"method": "tlt", **options}, {**TINY_ENGINE, **(engine or {})})
-        )
+    def run(batches, engine=None, environment=None, **options) -> EngineResult:
+        settings = {**TINY_ENGINE, **(engine or {})}
+        return run_engine(EngineJob(tiny_llama, batches, {"method": "tlt", **options}, settings, environment or {}))
 
     return run
 

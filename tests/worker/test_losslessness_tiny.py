@@ -104,6 +104,16 @@ def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
 
 
 @pytest.mark.slow
+def test_ranks_verify_the_same_trees(run_tlt, batches, without_drafts):
+    """Rows are chosen by measured times, which differ from rank to rank: the first rank's choice must hold for all."""
+    mixed = len(batches) - 2
+    two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    result = run_tlt([batches[mixed]] * 2, engine={"tensor_parallel_size": 2}, environment=two_ranks)
+    assert result.token_ids(0) == result.token_ids(1) == without_drafts.token_ids(mixed)
+    assert result.status["accepted_draft_tokens"] > 0
+    assert result.status["trees"]["mismatched"] == 0
+
+
 def test_preemption_keeps_tokens_and_acceptance(run_tlt, batches, answers):
     """Eleven blocks for eight requests: requests are thrown out and come back."""
     few_blocks = {"num_gpu_blocks_override": 11, "max_model_len": 256}

@@ -1,83 +1,85 @@
-"""Measured cost of one target step against the rows it verifies, and how many draft rows that cost justifies."""
+"""Cost of one target step against the rows it verifies, and how many draft rows that cost justifies."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tlt_engine.spec.tree import ROOT, DraftTree
 
 WINDOW = 32
-"""Measurements kept for each row count: enough for a median to ignore a busy machine, few enough to follow contexts."""
+"""Latest measurements a median is taken over: enough to ignore a busy machine, few enough to follow contexts."""
 
-PRIOR_COST_PER_ROW = 0.03
-"""Relative cost of a row before anything is measured (SmolLM2-135M, 1 core: 8 rows cost 1.22 plain steps)."""
+PRIOR_PROFILE = {1: 1.0, 33: 2.0}
+"""Relative cost before anything is known: a step reads the weights once whatever its rows."""
 
-PRIOR_WEIGHT = 2.0
-"""Measurements that the prior is worth at each of its sizes."""
-
-PRIOR_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-BENDS = (0, 4, 8, 16, 32, 64, 128)
-"""Row counts at which the cost may begin to rise more steeply."""
-
-REFIT_EVERY = 16
-"""Measurements between two fits."""
-
-SWEEPS = 60
-"""Rounds of coordinate descent in a fit."""
+PROFILE_WEIGHT = 8.0
+"""Measurements of one row count that the profile is worth."""
 
 
 class StepCost:
     """Predicts seconds of a step from its rows.
 
-    The curve is a rising, convex sum of hinges, fitted to the median of the measurements of each row count: a step
-    reads the weights once whatever its rows, then arithmetic takes over, so one more row never gets cheaper. Convexity
-    also makes the small differences between neighbouring sizes, which decide, robust against noise.
+    The curve has steps and dips (matrix kernels work on blocks of rows: SmolLM2-135M on one core takes 46 ms for one
+    row, 56 for two, 41 for three to six and 53 for seven), so it is taken from a profile, row count by row count.
+    Serving corrects the profile in two ways: one level for all row counts, because contexts and the machine change,
+    and a correction for each row count that was seen often.
     """
 
     def __init__(self) -> None:
-        self._measured: dict[int, deque[float]] = {}
-        self._hinges = self._fit()
-        self._num_since_fit = 0
+        self._level: float | None = None
+        self._levels: deque[float] = deque(maxlen=WINDOW)
+        self._corrections: dict[int, deque[float]] = {}
+        self._relative: list[float] = []
+        self.set_profile(PRIOR_PROFILE)
 
     @property
     def is_measured(self) -> bool:
-        """Whether predictions are seconds; before the first measurement they are plain steps."""
-        return bool(self._measured)
+        """Whether predictions are seconds; before the first measurement they are those of the profile."""
+        return self._level is not None
+
+    def set_profile(self, profile: Mapping[int, float]) -> None:
+        """Replaces the shape of the curve.
+
+        Args:
+            profile: cost by rows, in any unit; between its sizes the cost is taken as linear, beyond them its last
+                two go on.
+        """
+        self._sizes = sorted(profile)
+        self._costs = [profile[size] for size in self._sizes]
+        self._level = None
+        self._levels.clear()
+        self._corrections.clear()
+        self._relative.clear()
 
     def record(self, rows: int, seconds: float) -> None:
         """Adds one measured step that verified ``rows`` rows and prefilled nothing."""
-        self._measured.setdefault(rows, deque(maxlen=WINDOW)).append(seconds)
-        self._num_since_fit += 1
-        if self._num_since_fit >= min(REFIT_EVERY, sum(map(len, self._measured.values()))):
-            self._hinges = self._fit()
-            self._num_since_fit = 0
+        level = seconds / self._profile(rows)
+        self._levels.append(level)
+        self._level = median(self._levels)
+        self._corrections.setdefault(rows, deque(maxlen=WINDOW)).append(level / self._level)
+        if rows <= len(self._relative):
+            self._relative[rows - 1] = self._corrected(rows)
 
     def predict(self, rows: int) -> float:
         """Returns the expected seconds of a step with ``rows`` rows; only ratios mean anything before measurements."""
-        return float(_hinge_values(np.array([rows], np.float64))[0] @ self._hinges)
+        for unknown in range(len(self._relative) + 1, rows + 1):
+            self._relative.append(self._corrected(unknown))
+        return self._relative[rows - 1] * (1.0 if self._level is None else self._level)
 
-    def _fit(self) -> npt.NDArray[np.float64]:
-        sizes = sorted(self._measured)
-        seconds = [median(self._measured[size]) for size in sizes]
-        # The prior joins at the level that the measurements have, if there are any.
-        level = median(value / _prior(size) for size, value in zip(sizes, seconds, strict=True)) if sizes else 1.0
-        rows = np.array([*sizes, *PRIOR_SIZES], np.float64)
-        values = np.array([*seconds, *(level * _prior(size) for size in PRIOR_SIZES)])
-        weights = np.array([*(len(self._measured[size]) for size in sizes), *[PRIOR_WEIGHT] * len(PRIOR_SIZES)])
-        weights = weights / values**2  # relative errors count
-        hinges = _hinge_values(rows)
-        gram, moment = (hinges.T * weights) @ hinges, (hinges.T * weights) @ values
-        coefficients = np.zeros(hinges.shape[1])
-        for _ in range(SWEEPS):
-            for i in range(len(coefficients)):
-                step = (moment[i] - gram[i] @ coefficients) / gram[i, i]
-                coefficients[i] = max(0.0, coefficients[i] + step)
-        return coefficients
+    def _corrected(self, rows: int) -> float:
+        seen = self._corrections.get(rows, ())
+        correction = (PROFILE_WEIGHT + len(seen) * median(seen)) / (PROFILE_WEIGHT + len(seen)) if seen else 1.0
+        return self._profile(rows) * correction
+
+    def _profile(self, rows: int) -> float:
+        if rows <= self._sizes[-1] or len(self._sizes) == 1:
+            return float(np.interp(rows, self._sizes, self._costs))
+        (size, last_size), (cost, last_cost) = self._sizes[-2:], self._costs[-2:]
+        slope = max(0.0, (last_cost - cost) / (last_size - size))
+        return last_cost + slope * (rows - last_size)
 
 
 class ChosenRows(NamedTuple):
@@ -131,13 +133,3 @@ def choose_draft_rows(
         chosen[index].append(node)
     cut = [tree.select(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]
     return ChosenRows(cut, saved_seconds)
-
-
-def _prior(rows: int) -> float:
-    return 1.0 + PRIOR_COST_PER_ROW * (rows - 1)
-
-
-def _hinge_values(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``[n, 1 + bends]``: a constant, and for each bend the rows beyond it."""
-    columns = [np.ones_like(rows), *(np.maximum(0.0, rows - bend) for bend in BENDS)]
-    return np.stack(columns, axis=1)

@@ -10,6 +10,7 @@ import torch
 import vllm.v1.worker.gpu_model_runner as stock_runner
 from torch import Tensor
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -158,6 +159,18 @@ class TreeRunnerMixin(StockRunner):
         self, scheduler_output: SchedulerOutput, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> list[list[int]]:
         """Proposes the drafts of the next step and keeps their trees; vLLM sees the tokens only."""
+        tp_group = get_tp_group()
+        if tp_group.world_size == 1:
+            trees = self._propose_trees(sampled_token_ids)
+        else:  # measured times decide about rows, and each rank measures its own
+            trees = tp_group.broadcast_object(
+                self._propose_trees(sampled_token_ids) if tp_group.is_first_rank else None
+            )
+        for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):
+            self.tlt_trees.put(req_id, tree)
+        return [tree.token_ids for tree in trees]
+
+    def _propose_trees(self, sampled_token_ids: list[list[int]]) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(sampled_token_ids)
         states = [self.requests[req_id] for req_id in self.input_batch.req_ids]
         wanted = []
@@ -167,9 +180,7 @@ class TreeRunnerMixin(StockRunner):
         proposed = self.drafter.draft([self._draft_request(req) for req in wanted], chain_only, len(states))
         for req, tree in zip(wanted, proposed, strict=True):
             trees[req] = tree
-        for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):
-            self.tlt_trees.put(req_id, tree)
-        return [tree.token_ids for tree in trees]
+        return trees
 
     def _draft_request(self, req: int) -> DraftRequest:
         batch = self.input_batch
