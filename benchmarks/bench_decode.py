@@ -63,7 +63,7 @@ def measure_batch(arguments: argparse.Namespace, batch: int) -> Comparison:
     if batch >= LARGE_BATCH:
         engines = [engine for engine in engines if engine in LARGE_BATCH_ENGINES]
     jobs = make_jobs(arguments, batch)
-    results = run_interleaved(engines, arguments.repetitions, jobs.__getitem__, f"batch={batch}")
+    results = run_interleaved(engines, arguments.repetitions, lambda name, *_: jobs[name], f"batch={batch}")
     return Comparison(f"batch={batch}", results, baseline="stock")
 
 
@@ -81,7 +81,7 @@ def oracle_rows(arguments: argparse.Namespace, answers: dict[str, list[int]]) ->
     jobs = make_jobs(arguments, batch=1)
     told = [replace(request, answer_token_ids=answers[request.request_id]) for request in jobs["stock"].requests]
     jobs["tlt-oracle"] = replace(jobs["tlt-oracle"], requests=told)
-    results = run_interleaved(["stock", "tlt-oracle"], arguments.repetitions, jobs.__getitem__, "oracle")
+    results = run_interleaved(["stock", "tlt-oracle"], arguments.repetitions, lambda name, *_: jobs[name], "oracle")
     comparison = Comparison("oracle", results, baseline="stock")
     rows = comparison.speed_rows("tlt-oracle", comparison.outputs_equal("tlt-oracle", "stock"))
     # No ratio above 1 can come of this one: a step of 8 rows against a step of one row.

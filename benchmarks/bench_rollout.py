@@ -1,16 +1,19 @@
 """A reinforcement-learning rollout batch: groups of sampled responses with a long tail, timed to the last one.
 
-A sampled TLT response is another draw of the same distribution than stock's, so against stock tokens/s are compared;
-the run of TLT that never drafts has the same draws, so against it the wall time of identical tokens is.
+Stock's responses end where the model ends them. A sampled response of another engine is another draw and would have
+another length, and the lengths decide how long the tail is; so in each round the other engines' responses get the
+lengths that stock's had, and the wall times of equally long rollouts are compared. ``--natural-end`` lets every engine
+end its own responses. TLT with and without drafts owe each other the same tokens, which is checked.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.engines import EngineSettings, emits_wrong_text
-from benchmarks.jobs import Job, JobRequest
+from benchmarks.jobs import Job, JobRequest, JobResult
 from benchmarks.machine import machine_info, new_result
 from benchmarks.measure import Comparison, print_rows, run_interleaved
 from benchmarks.options import add_common_options, chosen_engines, model_name
@@ -32,7 +35,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
     parser.add_argument("--min-p", type=float, default=0.0, help="stock speculating engines refuse it and sit out")
-    parser.add_argument("--seed", type=int, default=0, help="the first request's; the others count up")
+    parser.add_argument("--natural-end", action="store_true", help="every engine's responses end on their own")
+    parser.add_argument("--seed", type=int, default=0, help="the first request's; the others, and rounds, count up")
     arguments = parser.parse_args()
     arguments.engines = chosen_engines(arguments)
     if arguments.quick:
@@ -43,8 +47,15 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def make_job(arguments: argparse.Namespace, engine: str, prompts: list[list[int]], warmup: list[list[int]]) -> Job:
-    """Returns an engine's job.
+def make_job(
+    arguments: argparse.Namespace,
+    engine: str,
+    prompts: list[list[int]],
+    warmup: list[list[int]],
+    repetition: int = 0,
+    lengths: Mapping[str, int] | None = None,
+) -> Job:
+    """Returns an engine's job in a round; with ``lengths`` each response has exactly the given number of tokens.
 
     Stock engines sample from one generator seeded for the whole engine: a generator for each request makes stock's
     steps longer on CPU, and a baseline must not be made slow.
@@ -56,24 +67,27 @@ def make_job(arguments: argparse.Namespace, engine: str, prompts: list[list[int]
         "min_p": arguments.min_p,
     }
     seeded = engine.startswith("tlt-")
-    requests = [
-        JobRequest(
-            request_id=f"p{prompt_index}-r{member}",
-            prompt_token_ids=prompt,
-            max_tokens=arguments.max_tokens,
-            seed=arguments.seed + prompt_index * arguments.group_size + member if seeded else None,
-            **sampling,
+    first_seed = arguments.seed + repetition * len(prompts) * arguments.group_size
+    requests = []
+    for index, prompt in enumerate(prompt for prompt in prompts for _ in range(arguments.group_size)):
+        request_id = f"p{index // arguments.group_size}-r{index % arguments.group_size}"
+        requests.append(
+            JobRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                max_tokens=arguments.max_tokens if lengths is None else lengths[request_id],
+                ignore_eos=lengths is not None,
+                seed=first_seed + index if seeded else None,
+                **sampling,
+            )
         )
-        for prompt_index, prompt in enumerate(prompts)
-        for member in range(arguments.group_size)
-    ]
     warmup_requests = [
         JobRequest(request_id=f"w{index}", prompt_token_ids=prompt, max_tokens=16, **sampling)
         for index, prompt in enumerate(warmup)
     ]
     return Job(
         engine=engine,
-        settings=vars(EngineSettings(model=arguments.model, max_num_seqs=len(requests))),
+        settings=vars(EngineSettings(model=arguments.model, max_num_seqs=len(requests), seed=first_seed)),
         requests=requests,
         concurrency=len(requests),
         warmup=warmup_requests,
@@ -137,15 +151,18 @@ def main() -> None:
         "max_tokens": arguments.max_tokens,
         "seed": arguments.seed,
         "repetitions": arguments.repetitions,
+        "lengths": "each engine's own" if arguments.natural_end else "stock's of the same round, natural ends",
         "request_seeds": "tlt engines only; stock engines draw from one generator, which is faster on CPU",
     }
     result = new_result("rollout", "benchmarks.bench_rollout", settings)
-    runs = run_interleaved(
-        arguments.engines,
-        arguments.repetitions,
-        lambda engine: make_job(arguments, engine, prompts, warmup),
-        "rollout",
-    )
+
+    def job_of_round(engine: str, repetition: int, this_round: Mapping[str, JobResult]) -> Job:
+        lengths = None
+        if "stock" in this_round and not arguments.natural_end:
+            lengths = {request_id: len(ids) for request_id, ids in this_round["stock"].token_ids.items()}
+        return make_job(arguments, engine, prompts, warmup, repetition, lengths)
+
+    runs = run_interleaved(arguments.engines, arguments.repetitions, job_of_round, "rollout")
     comparison = Comparison("rollout", runs, baseline="stock")
     wrong = [name for name in arguments.engines if emits_wrong_text(name, arguments.temperature, on_cpu)]
     result.settings["notes"] = [f"{name}: outputs wrong above temperature 0" for name in wrong]

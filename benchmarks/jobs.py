@@ -23,6 +23,8 @@ class JobRequest:
     """0 keeps all tokens."""
     min_p: float = 0.0
     seed: int | None = None
+    ignore_eos: bool = False
+    """Whether the response has exactly ``max_tokens`` tokens."""
     answer_token_ids: list[int] | None = None
     """The response, where it is known: only the oracle drafter reads it."""
 

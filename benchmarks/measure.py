@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +42,19 @@ def run_in_fresh_process(job: Job, show: str | None) -> JobResult:
     return JobResult.from_json(json.loads(done.stdout))
 
 
+MakeJob = Callable[[str, int, Mapping[str, JobResult]], Job]
+"""Builds the job of an engine in a round, given what the engines before it measured in this round."""
+
+
 def run_interleaved(
-    engines: Sequence[str], repetitions: int, make_job: Callable[[str], Job], label: str
+    engines: Sequence[str], repetitions: int, make_job: MakeJob, label: str
 ) -> dict[str, list[JobResult]]:
     """Runs engines A B C A B C ..., so that a slow minute of the machine hits all of them.
 
     Args:
         engines: Names, in the order of one round.
         repetitions: Rounds.
-        make_job: Builds the job of an engine; called once a run.
+        make_job: Called once a run.
         label: Names the case in progress lines.
 
     Returns:
@@ -58,8 +62,10 @@ def run_interleaved(
     """
     results: dict[str, list[JobResult]] = {engine: [] for engine in engines}
     for repetition in range(repetitions):
+        this_round: dict[str, JobResult] = {}
         for engine in engines:
-            result = run_in_fresh_process(make_job(engine), show=None)
+            result = run_in_fresh_process(make_job(engine, repetition, this_round), show=None)
+            this_round[engine] = result
             results[engine].append(result)
             print(
                 f"{label} round {repetition + 1}/{repetitions} {engine}: {result.wall_s:.1f} s,"

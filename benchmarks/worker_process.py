@@ -45,6 +45,7 @@ def _add(engine: Any, request: JobRequest) -> str:
         top_k=request.top_k,
         min_p=request.min_p,
         seed=request.seed,
+        ignore_eos=request.ignore_eos,
         max_tokens=request.max_tokens,
         detokenize=False,
     )

@@ -1,9 +1,11 @@
 """What a result file says: ratios paired run by run and oriented, names of files, no path of the machine, tables."""
 
+import argparse
 import json
 
 import pytest
 
+from benchmarks import bench_rollout
 from benchmarks.jobs import Job, JobRequest, JobResult, Step
 from benchmarks.measure import Comparison, run_curves
 from benchmarks.readme_table import fill, make_table, newest_results
@@ -186,3 +188,19 @@ def test_table_comes_from_the_newest_file_and_shows_wrong_tokens(tmp_path):
     assert "| `tlt-ngram` | 15.0 (1.50x) | NO |" in table
     assert "| `stock` | 10.0 |  |" in table
     assert path.name in table
+
+
+def test_rollout_gives_every_engine_the_lengths_that_stock_had():
+    arguments = argparse.Namespace(
+        model="m", max_tokens=99, group_size=2, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=10
+    )
+    natural = bench_rollout.make_job(arguments, "stock", [[1], [2]], [])
+    assert [(request.max_tokens, request.ignore_eos, request.seed) for request in natural.requests] == [
+        (99, False, None)
+    ] * 4
+    lengths = {"p0-r0": 5, "p0-r1": 6, "p1-r0": 7, "p1-r1": 8}
+    job = bench_rollout.make_job(arguments, "tlt-ngram", [[1], [2]], [], repetition=1, lengths=lengths)
+    assert {request.request_id: request.max_tokens for request in job.requests} == lengths
+    assert all(request.ignore_eos for request in job.requests)
+    assert [request.seed for request in job.requests] == [14, 15, 16, 17]
+    assert [request.prompt_token_ids for request in job.requests] == [[1], [1], [2], [2]]

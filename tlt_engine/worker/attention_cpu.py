@@ -1,4 +1,4 @@
-"""CPU attention that lets a draft row see its context and its ancestors; everything causal stays with stock."""
+"""CPU attention of decoding requests: a row sees its context and its ancestors; prefills stay with stock."""
 
 import copy
 from dataclasses import dataclass
@@ -16,6 +16,10 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from tlt_engine import ops
 from tlt_engine.worker.tree_rows import TreeRows
+
+TAKES_ALL_DECODES = True
+"""Rows without drafts and chains go through the tree kernel, too. It is not slower on them (up to twice as fast with
+long contexts, ``benchmarks/bench_attention.py``), and a step that mixes query lengths costs stock's kernel a fifth."""
 
 READABLE_ISAS = ("vec", "vec16")
 """Cache layouts the kernel reads: K transposed inside a block, V row-major. Packed AMX and NEON layouts are not."""

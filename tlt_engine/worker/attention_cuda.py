@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+TAKES_ALL_DECODES = False
+
 
 def token_planes(kv_cache: Tensor) -> list[Tensor]:
     """Views FlashAttention's cache as K and V planes ``[num_blocks, block_size, num_kv_heads, head_size]``.

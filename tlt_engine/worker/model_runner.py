@@ -45,7 +45,7 @@ class Step:
     root_rows: npt.NDArray[np.int64]
     """``[num_reqs]``. Query row of each request's root."""
     trees: TreeRows | None
-    """The branching trees; None if every request's rows follow one another."""
+    """The rows that the tree kernel computes; None if stock's attention does all."""
     is_decode_only: bool
     started: float
 
@@ -54,7 +54,7 @@ class TreeRunnerMixin(StockRunner):
     """Mixed into stock's V1 runners, before them."""
 
     attention: Any
-    """Module of the platform's tree attention: ``token_planes`` and ``unreadable_reason``."""
+    """Module of the platform's tree attention: ``TAKES_ALL_DECODES``, ``token_planes``, ``unreadable_reason``."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with all_logits_processors(stock_runner):
@@ -117,14 +117,23 @@ class TreeRunnerMixin(StockRunner):
             is_decode_only=int(query_ends[-1]) == batch.total_rows,
             started=started,
         )
-        if batch.branching_reqs:
+        reqs = self._tree_kernel_reqs(batch, num_scheduled_tokens)
+        if reqs:
             num_computed = self.input_batch.num_computed_tokens_cpu[: batch.num_reqs]
-            step.trees = TreeRows.of_step(batch, query_ends, num_computed, self.device)
+            step.trees = TreeRows.of_step(batch, reqs, query_ends, num_computed, self.device)
+        if step.trees is not None and batch.branching_reqs:
             self.positions[step.trees.query_rows()] = step.trees.positions()
         if (batch.draft_token_ids < 0).sum() > batch.num_reqs:  # padding of data-parallel steps is no token id
             self.input_ids.gpu[: query_ends[-1]].clamp_(min=0)
         self._tlt_step = step
         return inputs
+
+    def _tree_kernel_reqs(self, batch: TreeBatch, num_scheduled_tokens: npt.NDArray[np.int32]) -> list[int]:
+        if self.tlt_chain_reason is not None:
+            return []
+        if self.attention.TAKES_ALL_DECODES:
+            return list(np.flatnonzero(batch.num_rows == num_scheduled_tokens))
+        return batch.branching_reqs
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         trees = self._tlt_step.trees if self._tlt_step is not None else None

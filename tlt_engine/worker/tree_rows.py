@@ -1,4 +1,4 @@
-"""What attention needs to know of the step's branching trees, as tensors, and where their rows' K/V lie."""
+"""What the tree kernel needs to know of its rows in a step, as tensors, and where accepted rows' K/V belong."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from tlt_engine.spec.tree import TreeBatch
 
 @dataclass(frozen=True)
 class TreeRows:
-    """The rows of a step's branching trees.
+    """The verify rows of some requests of a step; a request without drafts is a tree of its root alone.
 
     Rows of a tree are consecutive query rows; row ``r`` has its K/V in slot index ``context_len + r`` of its request.
     """
@@ -41,35 +41,36 @@ class TreeRows:
     def of_step(
         cls,
         batch: TreeBatch,
+        reqs: list[int],
         query_ends: npt.NDArray[np.int32],
         num_computed_tokens: npt.NDArray[np.int32],
         device: torch.device,
     ) -> "TreeRows":
-        """Picks the branching trees of a step.
+        """Picks the trees of some requests.
 
         Args:
             batch: the step's verify rows.
+            reqs: the requests, ascending.
             query_ends: ``[num_reqs]``. Prefix sums of the step's query rows; a tree's rows are the last ones of its
                 request.
             num_computed_tokens: ``[num_reqs]``. Committed tokens of each request before the step.
             device: where the tensors go.
         """
-        trees = batch.branching_reqs
-        num_rows = batch.num_rows[trees]
-        query_starts = query_ends[trees] - num_rows
-        rows = np.concatenate([np.arange(batch.cu_num_rows[req], batch.cu_num_rows[req + 1]) for req in trees])
+        num_rows = batch.num_rows[reqs]
+        query_starts = query_ends[reqs] - num_rows
+        rows = np.flatnonzero(np.isin(batch.req_of_row, reqs))
 
         def to_device(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)
 
         return cls(
-            req_indices=to_device(np.asarray(trees), np.int32),
+            req_indices=to_device(np.asarray(reqs), np.int32),
             query_starts=to_device(query_starts, np.int32),
-            context_lens=to_device(num_computed_tokens[trees], np.int32),
+            context_lens=to_device(num_computed_tokens[reqs], np.int32),
             cu_num_rows=to_device(np.concatenate([[0], np.cumsum(num_rows)]), np.int32),
             depths=to_device(batch.depths[rows], np.int32),
-            ancestor_masks=to_device(batch.ancestor_masks(trees), np.int64),
-            covers_batch=len(trees) == batch.num_reqs,
+            ancestor_masks=to_device(batch.ancestor_masks(reqs), np.int64),
+            covers_batch=int(num_rows.sum()) == int(query_ends[-1]),
         )
 
     def query_rows(self) -> Tensor:
