@@ -12,10 +12,10 @@ PIP := $(BIN)/python -m pip install --quiet
 SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build model demo test lint bench clean
+.PHONY: help venv build model demo test test-full lint bench clean
 
 help:  ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 venv: $(STAMPS)/venv  ## Create .venv with vLLM for CPU and the tools
 build: $(STAMPS)/build  ## Build the extension and install the project in place
@@ -61,6 +61,9 @@ lint: $(STAMPS)/build  ## Check style and types
 
 test: lint $(MODEL)/config.json  ## Run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-full: test  ## Run all tests, then the long ones that CI samples only
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full
 
 bench: $(STAMPS)/build $(MODEL)/config.json  ## Measure everything and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench_attention

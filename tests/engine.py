@@ -31,7 +31,8 @@ class EngineResult:
     """What came back."""
 
     batches: list[list[list[dict[str, Any]]]]
-    """For each batch, prompt and sequence: ``token_ids``, ``logprobs``, ``finish_reason``, ``stop_reason``."""
+    """For each batch, prompt and sequence: ``token_ids``, ``logprobs``, ``prompt_logprobs``, ``finish_reason``,
+    ``stop_reason``."""
     status: dict[str, Any] | None
     metrics: dict[str, float]
     free_blocks: tuple[int, int]

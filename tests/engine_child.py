@@ -47,23 +47,27 @@ def main() -> None:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    finished[output.request_id] = [describe(sequence) for sequence in output.outputs]
+                    finished[output.request_id] = [
+                        describe(sequence, output.prompt_logprobs) for sequence in output.outputs
+                    ]
             steps += 1
             aborted = [f"{index}.{i}" for i, after in batch.get("abort_after", {}).items() if after == steps]
             if aborted:
                 engine.abort_request(aborted)
         return [finished.get(f"{index}.{i}", []) for i in range(len(batch["prompts"]))]
 
-    def describe(sequence) -> dict:
-        logprobs = None
-        if sequence.logprobs:
-            logprobs = [
-                {str(token_id): entry.logprob for token_id, entry in position.items()} for position in sequence.logprobs
-            ]
+    def plain(logprobs) -> list | None:
+        """Positions as plain data; the first token of a prompt has none."""
+        if not logprobs:
+            return None
+        return [{str(token_id): entry.logprob for token_id, entry in (position or {}).items()} for position in logprobs]
+
+    def describe(sequence, prompt_logprobs) -> dict:
         return {
             "token_ids": list(sequence.token_ids),
             "text": sequence.text,
-            "logprobs": logprobs,
+            "logprobs": plain(sequence.logprobs),
+            "prompt_logprobs": plain(prompt_logprobs),
             "finish_reason": sequence.finish_reason,
             "stop_reason": sequence.stop_reason,
         }

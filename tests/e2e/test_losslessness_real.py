@@ -1,5 +1,7 @@
 """SmolLM2-135M in float32: 64 prompts, batch 16, chunked prefill, cached prefixes: same tokens, fewer steps."""
 
+import os
+
 import pytest
 
 from benchmarks.prompts import ROLLOUT_TASKS, make_prompts
@@ -13,12 +15,14 @@ ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 160, "max_model_len": 10
 LARGEST_GAP = 1e-4
 """Logits closer than this may change places with the shape of a matrix product; a larger gap is a fault of ours."""
 
-KINDS = [
-    {"temperature": 1.0, "top_p": 0.9},
-    {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
-    {"temperature": 1.0, "min_p": 0.05},
-    {"temperature": 1.0, "logit_bias": {"28": 3.0, "198": -100.0}},
-]
+ALL_CORES = {"OMP_NUM_THREADS": str(os.cpu_count())}
+
+KINDS = {
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+    "min_p": {"temperature": 1.0, "min_p": 0.05},
+    "logit_bias": {"temperature": 1.0, "logit_bias": {"28": 3.0, "198": -100.0}},
+}
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +34,27 @@ def prompts(model):
 
 @pytest.fixture(scope="session")
 def batches(prompts):
-    base = {"max_tokens": MAX_TOKENS, "detokenize": False}
+    greedy = {"max_tokens": MAX_TOKENS, "detokenize": False, "temperature": 0.0, "logprobs": 2}
     return {
-        "greedy": {"prompts": prompts, "params": {**base, "temperature": 0.0, "logprobs": 2}},
-        "temperature 1": {"prompts": prompts, "params": [{**base, "temperature": 1.0, "seed": i} for i in range(64)]},
-        "processors": {"prompts": prompts, "params": [{**base, **KINDS[i % 4], "seed": i} for i in range(64)]},
+        "greedy": {"prompts": prompts, "params": greedy},
+        "temperature 1": sampled_batch(prompts, [{"temperature": 1.0}]),
+        "processors": sampled_batch(prompts, list(KINDS.values())),
     }
+
+
+def sampled_batch(prompts, kinds):
+    base = {"max_tokens": MAX_TOKENS, "detokenize": False}
+    params = [{**base, **kinds[i % len(kinds)], "seed": i} for i in range(len(prompts))]
+    return {"prompts": prompts, "params": params}
+
+
+def run_tlt(model, batches, **options):
+    return run_engine(EngineJob(model, batches, {"method": "tlt", **options}, ENGINE, ALL_CORES))
 
 
 @pytest.fixture(scope="session")
 def with_drafts(model, batches):
-    return run_engine(EngineJob(model, list(batches.values()), {"method": "tlt"}, ENGINE))
+    return run_tlt(model, list(batches.values()))
 
 
 def assert_equal_or_tied(got, want):
@@ -59,14 +73,23 @@ def assert_equal_or_tied(got, want):
 
 
 def test_greedy_tokens_are_stocks(model, batches, with_drafts):
-    stock = run_engine(EngineJob(model, [batches["greedy"]], None, ENGINE))
+    stock = run_engine(EngineJob(model, [batches["greedy"]], None, ENGINE, ALL_CORES))
     assert_equal_or_tied(with_drafts.batches[0], stock.batches[0])
     assert with_drafts.status["acceptance_length"] > 1.3
 
 
 def test_sampled_tokens_are_those_without_drafts(model, batches, with_drafts):
     sampled = [batches["temperature 1"], batches["processors"]]
-    without = run_engine(EngineJob(model, sampled, {"method": "tlt", "drafter": "none"}, ENGINE))
+    without = run_tlt(model, sampled, drafter="none")
     assert with_drafts.token_ids(1) == without.token_ids(0)
     assert with_drafts.token_ids(2) == without.token_ids(1)
     assert with_drafts.free_blocks[0] == with_drafts.free_blocks[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_prompt_with(model, prompts, kind):
+    batch = sampled_batch(prompts, [KINDS[kind]])
+    with_drafts = run_tlt(model, [batch])
+    assert with_drafts.token_ids(0) == run_tlt(model, [batch], drafter="none").token_ids(0)
+    assert with_drafts.status["accepted_draft_tokens"] > 0

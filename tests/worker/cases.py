@@ -1,4 +1,6 @@
-"""Sampling parameters that the tests of the worker go through."""
+"""Engine settings and sampling parameters that the tests of the worker go through."""
+
+TINY_ENGINE = {"skip_tokenizer_init": True}
 
 NUM_PROMPTS = 16
 MAX_TOKENS = 32

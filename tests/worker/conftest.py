@@ -7,9 +7,7 @@ import pytest
 
 from engine import EngineJob, EngineResult, run_engine
 from models import TINY_VOCAB, make_tiny_llama
-from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING
-
-TINY_ENGINE = {"skip_tokenizer_init": True}
+from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING, TINY_ENGINE
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,9 @@
 
 import pytest
 
+from engine import EngineJob, run_engine
 from models import TINY_VOCAB
-from worker.cases import MAX_TOKENS, MIXED, SAMPLING
+from worker.cases import MAX_TOKENS, MIXED, SAMPLING, TINY_ENGINE
 
 ADVERSARIES = {
     "anti": {"drafter": "worker.fake_drafters:Constant", "drafter_args": {"token_ids": [3, 4, 5, 6]}},
@@ -89,6 +90,21 @@ def test_logprobs_are_those_of_the_emitted_tokens(run_tlt, batches, without_draf
 
 
 @pytest.mark.slow
+def test_prompt_logprobs_are_stocks_and_come_again_with_cached_prefixes(run_tlt, tiny_llama, prompts, answers):
+    params = {"max_tokens": 8, "ignore_eos": True, "detokenize": False, "temperature": 0.0, "prompt_logprobs": 2}
+    batch = {"prompts": prompts, "params": params}
+    stock = run_engine(EngineJob(tiny_llama, [batch], engine=TINY_ENGINE))
+    result = run_tlt([batch, batch], **oracle(answers))
+    assert result.status["accepted_draft_tokens"] > 0
+    for got in result.batches:
+        for prompt, (mine, theirs) in enumerate(zip(got, stock.batches[0], strict=True)):
+            assert mine[0]["token_ids"] == theirs[0]["token_ids"]
+            assert len(mine[0]["prompt_logprobs"]) == len(prompts[prompt])
+            for position, expected in zip(mine[0]["prompt_logprobs"], theirs[0]["prompt_logprobs"], strict=True):
+                assert position == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.slow
 def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
     """The drafter knows the answer: every draft is accepted, and vLLM's own metrics say the same as ours."""
     result = run_tlt(
@@ -106,10 +122,9 @@ def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
 @pytest.mark.slow
 def test_ranks_verify_the_same_trees(run_tlt, batches, without_drafts):
     """Rows are chosen by measured times, which differ from rank to rank: the first rank's choice must hold for all."""
-    mixed = len(batches) - 2
     two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    result = run_tlt([batches[mixed]] * 2, engine={"tensor_parallel_size": 2}, environment=two_ranks)
-    assert result.token_ids(0) == result.token_ids(1) == without_drafts.token_ids(mixed)
+    result = run_tlt([batches[MIXED]] * 2, engine={"tensor_parallel_size": 2}, environment=two_ranks)
+    assert result.token_ids(0) == result.token_ids(1) == without_drafts.token_ids(MIXED)
     assert result.status["accepted_draft_tokens"] > 0
     assert result.status["trees"]["mismatched"] == 0
 

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOT = -1
 
@@ -19,8 +19,7 @@ MEMORY = 4000.0
 Kind = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """One node of a source's continuation tree."""
 
     token_id: int

@@ -10,7 +10,7 @@ import numpy as np
 from tlt_engine.spec.tree import ROOT, DraftTree
 
 WINDOW = 32
-"""Latest measurements a median is taken over: enough to ignore a busy machine, few enough to follow contexts."""
+"""Latest measurements a median is taken over: enough to ignore a busy machine, few enough to follow it."""
 
 PRIOR_PROFILE = {1: 1.0, 33: 2.0}
 """Relative cost before anything is known: a step reads the weights once whatever its rows."""
@@ -18,27 +18,32 @@ PRIOR_PROFILE = {1: 1.0, 33: 2.0}
 PROFILE_WEIGHT = 8.0
 """Measurements of one row count that the profile is worth."""
 
+CONTEXT_UNIT = 10_000
+"""Tokens attended to, over all rows, that the second cost coefficient counts as one."""
+
+MEASUREMENT_NOISE, START_DEVIATIONS, DRIFT = 0.05, (0.2, 0.5), (3e-3, 1e-3)
+"""Relative to a plain step: deviation of one measurement, of both coefficients at the start, and their drift a step."""
+
+LARGEST_SURPRISE = 3.0
+"""Deviations that one measurement may count for; a step that the machine interrupted says nothing."""
+
 
 class StepCost:
-    """Predicts seconds of a step from its rows.
+    """Predicts the seconds of a step from its rows and from the contexts that these attend to.
 
-    The curve has steps and dips (matrix kernels work on blocks of rows: SmolLM2-135M on one core takes 46 ms for one
-    row, 56 for two, 41 for three to six and 53 for seven), so it is taken from a profile, row count by row count.
-    Serving corrects the profile in two ways: one level for all row counts, because contexts and the machine change,
-    and a correction for each row count that was seen often.
+    The cost of rows has steps and dips (matrix kernels work on blocks of rows: SmolLM2-135M on one core takes 46 ms for
+    one row, 56 for two, 41 for three to six and 53 for seven), so it is taken from a profile, row count by row count.
+    Serving finds the two coefficients, of the profile and of attention, with a Kalman filter, because for long times
+    only their sum can be seen. A median over the latest steps follows the machine's speed faster, and row counts that
+    keep missing the prediction get a correction of their own.
     """
 
     def __init__(self) -> None:
-        self._level: float | None = None
-        self._levels: deque[float] = deque(maxlen=WINDOW)
+        self.is_measured = False
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._corrections: dict[int, deque[float]] = {}
         self._relative: list[float] = []
         self.set_profile(PRIOR_PROFILE)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether predictions are seconds; before the first measurement they are those of the profile."""
-        return self._level is not None
 
     def set_profile(self, profile: Mapping[int, float]) -> None:
         """Replaces the shape of the curve.
@@ -48,26 +53,53 @@ class StepCost:
                 two go on.
         """
         self._sizes = sorted(profile)
-        self._costs = [profile[size] for size in self._sizes]
-        self._level = None
-        self._levels.clear()
+        self._costs = [profile[size] / profile[self._sizes[0]] for size in self._sizes]
+        self._coefficients = np.array([1.0, 0.0])
+        self._level = 1.0
+        self.is_measured = False
+        self._ratios.clear()
         self._corrections.clear()
         self._relative.clear()
 
-    def record(self, rows: int, seconds: float) -> None:
-        """Adds one measured step that verified ``rows`` rows and prefilled nothing."""
-        level = seconds / self._profile(rows)
-        self._levels.append(level)
-        self._level = median(self._levels)
-        self._corrections.setdefault(rows, deque(maxlen=WINDOW)).append(level / self._level)
+    def record(self, rows: int, row_context: int, seconds: float) -> None:
+        """Adds one measured step that prefilled nothing.
+
+        Args:
+            rows: verified rows.
+            row_context: committed tokens that the rows attend to, summed over rows.
+            seconds: its time.
+        """
+        signal = np.array([self._profile(rows), row_context / CONTEXT_UNIT])
+        if not self.is_measured:
+            self._coefficients = np.array([seconds / signal[0], 0.0])
+            self._covariance = np.diag(np.square(START_DEVIATIONS) * self._coefficients[0] ** 2)
+            self.is_measured = True
+        plain = self._coefficients[0]
+        predicted = self._coefficients @ signal
+        self._covariance += np.diag(np.square(DRIFT) * plain**2)
+        deviation = np.sqrt(signal @ self._covariance @ signal + (MEASUREMENT_NOISE * predicted) ** 2)
+        surprise = np.clip(seconds - predicted, -LARGEST_SURPRISE * deviation, LARGEST_SURPRISE * deviation)
+        gain = self._covariance @ signal / deviation**2
+        self._coefficients = np.maximum(self._coefficients + gain * surprise, [0.1 * plain, 0.0])
+        self._covariance -= np.outer(gain, signal @ self._covariance)
+        self._ratios.append(seconds / predicted)
+        self._level = median(self._ratios)
+        # Against all sizes of late, so that a machine turned slow is nobody's correction.
+        self._corrections.setdefault(rows, deque(maxlen=WINDOW)).append(self._ratios[-1] / self._level)
         if rows <= len(self._relative):
             self._relative[rows - 1] = self._corrected(rows)
 
-    def predict(self, rows: int) -> float:
-        """Returns the expected seconds of a step with ``rows`` rows; only ratios mean anything before measurements."""
+    def predict(self, rows: int, row_context: int = 0) -> float:
+        """Returns the expected seconds of a step; only ratios mean anything before measurements.
+
+        Args:
+            rows: verified rows.
+            row_context: committed tokens that the rows attend to, summed over rows.
+        """
         for unknown in range(len(self._relative) + 1, rows + 1):
             self._relative.append(self._corrected(unknown))
-        return self._relative[rows - 1] * (1.0 if self._level is None else self._level)
+        per_profile, per_context = self._coefficients.tolist()
+        return float(self._level * (per_profile * self._relative[rows - 1] + per_context * row_context / CONTEXT_UNIT))
 
     def _corrected(self, rows: int) -> float:
         seen = self._corrections.get(rows, ())
@@ -92,7 +124,13 @@ class ChosenRows(NamedTuple):
 
 
 def choose_draft_rows(
-    trees: Sequence[DraftTree], step_cost: StepCost, *, num_reqs: int, max_rows: int | None
+    trees: Sequence[DraftTree],
+    step_cost: StepCost,
+    *,
+    context_lens: Sequence[int],
+    num_reqs: int,
+    row_context: int,
+    max_rows: int | None,
 ) -> ChosenRows:
     """Cuts the candidate trees to the nodes that raise emitted tokens per second of the whole step.
 
@@ -102,7 +140,9 @@ def choose_draft_rows(
     Args:
         trees: candidate tree of each request that may draft.
         step_cost: predicts the seconds of the step.
+        context_lens: committed tokens of each of these requests.
         num_reqs: requests of the step, those without candidates included; each needs one row.
+        row_context: committed tokens of all requests of the step.
         max_rows: most rows of the step; None for no cap.
 
     Returns:
@@ -118,15 +158,16 @@ def choose_draft_rows(
     ranked.sort()
     limit = len(ranked) if max_rows is None else max(0, min(len(ranked), max_rows - num_reqs))
 
-    plain_seconds = step_cost.predict(num_reqs)
+    plain_seconds = step_cost.predict(num_reqs, row_context)
     best_count, best_rate, expected = 0, num_reqs / plain_seconds, float(num_reqs)
     saved_seconds = 0.0
-    for count in range(1, limit + 1):
-        expected -= ranked[count - 1][0]
-        rate = expected / step_cost.predict(num_reqs + count)
-        if rate > best_rate:
-            best_count, best_rate = count, rate
-            saved_seconds = expected / num_reqs * plain_seconds - step_cost.predict(num_reqs + count)
+    for count, (loss, index, _) in enumerate(ranked[:limit], start=1):
+        expected -= loss
+        row_context += context_lens[index]
+        seconds = step_cost.predict(num_reqs + count, row_context)
+        if expected / seconds > best_rate:
+            best_count, best_rate = count, expected / seconds
+            saved_seconds = expected / num_reqs * plain_seconds - seconds
 
     chosen: list[list[int]] = [[] for _ in trees]
     for _, index, node in ranked[:best_count]:

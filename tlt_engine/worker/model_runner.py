@@ -158,7 +158,9 @@ class TreeRunnerMixin(StockRunner):
         self._compact_kv(step, accepted_rows)
         self._count(step, accepted_rows)
         if step.is_decode_only and self.device.type == "cpu":  # elsewhere the clock sees launches, not work
-            self.drafter.step_cost.record(step.batch.total_rows, time.perf_counter() - step.started)
+            context_lens = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
+            row_context = int(step.batch.num_rows @ context_lens)
+            self.drafter.step_cost.record(step.batch.total_rows, row_context, time.perf_counter() - step.started)
         return output
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
@@ -186,7 +188,12 @@ class TreeRunnerMixin(StockRunner):
         if not self.tlt_has_custom_processors and self.drafter.wants_drafts(len(states)):
             wanted = [req for req, token_ids in enumerate(sampled_token_ids) if token_ids and may_draft(states[req])]
         chain_only = [self.tlt_chain_reason is not None or drafts_chain_only(states[req]) for req in wanted]
-        proposed = self.drafter.draft([self._draft_request(req) for req in wanted], chain_only, len(states))
+        proposed = self.drafter.draft(
+            [self._draft_request(req) for req in wanted],
+            chain_only,
+            num_reqs=len(states),
+            row_context=int(self.input_batch.num_tokens_no_spec[: len(states)].sum()),
+        )
         for req, tree in zip(wanted, proposed, strict=True):
             trees[req] = tree
         return trees

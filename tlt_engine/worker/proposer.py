@@ -58,13 +58,16 @@ class TltProposer:
             return False
         return self._gate.should_draft(num_reqs)
 
-    def draft(self, requests: Sequence[DraftRequest], chain_only: Sequence[bool], num_reqs: int) -> list[DraftTree]:
+    def draft(
+        self, requests: Sequence[DraftRequest], chain_only: Sequence[bool], *, num_reqs: int, row_context: int
+    ) -> list[DraftTree]:
         """Proposes the trees of the next step.
 
         Args:
             requests: requests that may be drafted for.
             chain_only: for each, whether its rows must follow one another.
             num_reqs: requests that will be in the step, those not drafted for included.
+            row_context: committed tokens of all of these.
 
         Returns:
             One valid tree a request, in order; empty where drafting does not pay or failed.
@@ -82,7 +85,14 @@ class TltProposer:
             self._fail("propose", error)
             return nothing
         self._failures_in_a_row = 0
-        chosen = choose_draft_rows(trees, self.step_cost, num_reqs=num_reqs, max_rows=self.config.max_step_rows)
+        chosen = choose_draft_rows(
+            trees,
+            self.step_cost,
+            context_lens=[len(request.token_ids) for request in requests],
+            num_reqs=num_reqs,
+            row_context=row_context,
+            max_rows=self.config.max_step_rows,
+        )
         seconds = time.perf_counter() - started
         self.draft_seconds += seconds
         if self.step_cost.is_measured:
