@@ -2,10 +2,14 @@
 
 import os
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.prompts import ROLLOUT_TASKS, make_prompts
 from engine import EngineJob, run_engine
+from tlt_engine.spec.noise import gumbel_noise
 
 pytestmark = pytest.mark.e2e
 
@@ -84,6 +88,18 @@ def test_sampled_tokens_are_those_without_drafts(model, batches, with_drafts):
     assert with_drafts.token_ids(1) == without.token_ids(0)
     assert with_drafts.token_ids(2) == without.token_ids(1)
     assert with_drafts.free_blocks[0] == with_drafts.free_blocks[1]
+
+
+def test_sampled_tokens_win_by_the_logits_of_transformers(model, prompts, with_drafts):
+    """An opinion that shares no code with vLLM: each token has the largest sum of logit and noise."""
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for seed, prompt in enumerate(prompts[:8]):
+        token_ids = with_drafts.token_ids(1)[seed][0]
+        with torch.inference_mode():
+            logits = target(torch.tensor([prompt + token_ids[:-1]])).logits[0, len(prompt) - 1 :].double().numpy()
+        for position, token_id in enumerate(token_ids):
+            scores = logits[position] + gumbel_noise(seed, position, np.arange(logits.shape[1]))
+            assert scores.max() - scores[token_id] < LARGEST_GAP, f"prompt {seed}, output token {position}"
 
 
 @pytest.mark.full

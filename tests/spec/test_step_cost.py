@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tlt_engine.spec.draft_gate import FIRST_LOOK, PROBE_EVERY, DraftGate
+from tlt_engine.spec.draft_gate import FIRST_LOOK, PROBE_EVERY, ChoiceBias, DraftGate
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import ROOT, DraftTree
 
@@ -155,3 +155,24 @@ def test_gate_closes_where_the_search_costs_more_than_it_saves_and_opens_again()
     for _ in range(30):
         gate.record(32, saved_seconds=0.02, search_seconds=0.01)
     assert gate.should_draft(32)
+
+
+def test_drafts_that_are_worth_half_their_estimates_are_chosen_by_half():
+    bias = ChoiceBias()
+    assert bias.discount(4) == 1.0
+    for _ in range(200):
+        bias.record(4, expected=1.0, accepted=0.0)
+        bias.record(4, expected=0.0, accepted=0.5)
+    assert bias.discount(4) == pytest.approx(0.5, abs=0.05)
+    assert bias.discount(16) == 1.0, "another batch size has its own"
+    for _ in range(2000):
+        bias.record(4, expected=1.0, accepted=1.3)
+    assert bias.discount(4) == 1.0
+    step_cost = measured()
+    options = {"context_lens": [0] * 8, "num_reqs": 8, "row_context": 0, "max_rows": None}
+    plain = choose_draft_rows([tree_of([0.9])] * 8, step_cost, **options)
+    halved = choose_draft_rows([tree_of([0.9])] * 8, step_cost, **options, discount=0.5)
+    assert halved.saved_seconds < plain.saved_seconds
+    assert plain.expected_accepted == pytest.approx(0.9 * sum(map(len, plain.trees)))
+    assert halved.expected_accepted == pytest.approx(0.9 * sum(map(len, halved.trees)))
+    assert sum(map(len, choose_draft_rows([tree_of([0.2])] * 8, step_cost, **options, discount=0.1).trees)) == 0

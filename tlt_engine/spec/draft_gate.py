@@ -1,4 +1,4 @@
-"""Whether looking for drafts pays at all at a batch size: the search itself costs time, and crowds gain little."""
+"""What choosing drafts taught: whether looking for any pays at a batch size, and what the chosen ones are worth."""
 
 import math
 
@@ -7,6 +7,9 @@ SMOOTHING = 0.1
 
 PROBE_EVERY = 16
 """Steps after which a closed gate lets one search through, so that it can open again."""
+
+BIAS_PRIOR, BIAS_MEMORY = 5.0, 200.0
+"""Expected drafts that the absence of a bias is worth, and after how many old ones fade."""
 
 FIRST_LOOK = 8
 """Steps that always pass at a new batch size, before the mean means anything."""
@@ -35,6 +38,31 @@ class DraftGate:
         mean = self._net_seconds.get(size, net)
         self._net_seconds[size] = mean + SMOOTHING * (net - mean)
         self._num_recorded[size] = self._num_recorded.get(size, 0) + 1
+
+
+class ChoiceBias:
+    """Share of their estimates that chosen drafts turn out to be worth, by batch size.
+
+    Estimates are right on average, but the best of many estimates are chosen, and these are too high more often than
+    too low; the more requests there are to choose from, the more so.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[int, list[float]] = {}
+
+    def discount(self, num_reqs: int) -> float:
+        """Returns accepted over expected drafts at a batch size, never above 1."""
+        expected, accepted = self._sums.get(_size_class(num_reqs), (0.0, 0.0))
+        return min(1.0, (BIAS_PRIOR + accepted) / (BIAS_PRIOR + expected))
+
+    def record(self, num_reqs: int, expected: float, accepted: float) -> None:
+        """Adds drafts that were chosen and what became of them."""
+        sums = self._sums.setdefault(_size_class(num_reqs), [0.0, 0.0])
+        sums[0] += expected
+        sums[1] += accepted
+        if sums[0] > BIAS_MEMORY:
+            sums[0] /= 2
+            sums[1] /= 2
 
 
 def _size_class(num_reqs: int) -> int:

@@ -119,6 +119,8 @@ class ChosenRows(NamedTuple):
 
     trees: list[DraftTree]
     """One a candidate, in order, each closed under taking parents."""
+    expected_accepted: float
+    """Sum of the estimates of the chosen nodes, before any discount."""
     saved_seconds: float
     """Expected time that plain steps would have taken for the same tokens, minus the time of this step."""
 
@@ -131,6 +133,7 @@ def choose_draft_rows(
     num_reqs: int,
     row_context: int,
     max_rows: int | None,
+    discount: float = 1.0,
 ) -> ChosenRows:
     """Cuts the candidate trees to the nodes that raise emitted tokens per second of the whole step.
 
@@ -144,6 +147,7 @@ def choose_draft_rows(
         num_reqs: requests of the step, those without candidates included; each needs one row.
         row_context: committed tokens of all requests of the step.
         max_rows: most rows of the step; None for no cap.
+        discount: share of their estimates that chosen nodes were worth of late.
 
     Returns:
         The chosen rows and what they save.
@@ -160,17 +164,18 @@ def choose_draft_rows(
 
     plain_seconds = step_cost.predict(num_reqs, row_context)
     best_count, best_rate, expected = 0, num_reqs / plain_seconds, float(num_reqs)
-    saved_seconds = 0.0
+    expected_accepted = saved_seconds = 0.0
     for count, (loss, index, _) in enumerate(ranked[:limit], start=1):
-        expected -= loss
+        expected -= discount * loss
         row_context += context_lens[index]
         seconds = step_cost.predict(num_reqs + count, row_context)
         if expected / seconds > best_rate:
             best_count, best_rate = count, expected / seconds
+            expected_accepted = (expected - num_reqs) / discount
             saved_seconds = expected / num_reqs * plain_seconds - seconds
 
     chosen: list[list[int]] = [[] for _ in trees]
     for _, index, node in ranked[:best_count]:
         chosen[index].append(node)
     cut = [tree.select(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]
-    return ChosenRows(cut, saved_seconds)
+    return ChosenRows(cut, expected_accepted, saved_seconds)

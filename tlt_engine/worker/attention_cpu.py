@@ -51,7 +51,10 @@ class TreeCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
 
 
 class TreeCPUAttentionImpl(CPUAttentionBackendImpl):
-    """Stock's attention, with the rows of branching trees computed by the tree kernel."""
+    """Stock's attention, with the rows of decoding requests computed by the tree kernel."""
+
+    _split_cache: tuple[Tensor, Tensor, Tensor] | None = None
+    """The layer's cache and its two views; making them anew costs half a millisecond a step over 30 layers."""
 
     def forward(
         self,
@@ -70,7 +73,9 @@ class TreeCPUAttentionImpl(CPUAttentionBackendImpl):
         if trees is None or not trees.covers_batch:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         if attn_metadata is not None and trees is not None:
-            key_cache, value_cache = split_kv_cache(kv_cache)
+            if self._split_cache is None or self._split_cache[0] is not kv_cache:
+                self._split_cache = (kv_cache, *split_kv_cache(kv_cache))
+            _, key_cache, value_cache = self._split_cache
             ops.tree_attention(
                 output.view(query.shape),
                 query,

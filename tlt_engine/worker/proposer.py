@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
-from tlt_engine.spec.draft_gate import DraftGate
+from tlt_engine.spec.draft_gate import ChoiceBias, DraftGate
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
@@ -30,6 +30,8 @@ class TltProposer:
         self.num_failures = 0
         self.draft_seconds = 0.0
         self._gate = DraftGate()
+        self._bias = ChoiceBias()
+        self._num_reqs_drafted_for = 1
         self._drafter = build_drafter(self.config)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._failures_in_a_row = 0
@@ -92,7 +94,10 @@ class TltProposer:
             num_reqs=num_reqs,
             row_context=row_context,
             max_rows=self.config.max_step_rows,
+            discount=self._bias.discount(num_reqs),
         )
+        self._bias.record(num_reqs, chosen.expected_accepted, 0.0)
+        self._num_reqs_drafted_for = num_reqs
         seconds = time.perf_counter() - started
         self.draft_seconds += seconds
         if self.step_cost.is_measured:
@@ -101,6 +106,7 @@ class TltProposer:
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Tells the drafter what became of a verified tree."""
+        self._bias.record(self._num_reqs_drafted_for, 0.0, len(accepted_nodes))
         self._tell("observe", req_id, tree, accepted_nodes)
 
     def finish(self, req_id: str, reason: FinishReason) -> None:
