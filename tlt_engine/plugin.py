@@ -21,7 +21,7 @@ WORKERS = {
 }
 FOREVER = 1_000_000_000
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 def register() -> None:

@@ -129,6 +129,18 @@ def test_ranks_verify_the_same_trees(run_tlt, batches, without_drafts):
     assert result.status["trees"]["mismatched"] == 0
 
 
+@pytest.mark.slow
+def test_start_up_says_what_will_be_done(run_tlt, batches):
+    log = run_tlt([batches[0]]).log
+    for fact in (
+        "drafter ngram, up to 15 draft tokens",
+        "prompt_lookup.suffix_trees",
+        "relative cost by rows: 1: 1.00",
+    ):
+        assert fact in log
+
+
+@pytest.mark.slow
 def test_preemption_keeps_tokens_and_acceptance(run_tlt, batches, answers):
     """Eleven blocks for eight requests: requests are thrown out and come back."""
     few_blocks = {"num_gpu_blocks_override": 11, "max_model_len": 256}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     StockWorker = object  # the platform's worker comes after the mixin
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")
 
 MIB = 1 << 20
 

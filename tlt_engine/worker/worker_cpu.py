@@ -13,7 +13,7 @@ from tlt_engine.worker.scoped_patches import replaced
 from tlt_engine.worker.step_profile import measure_step_profile
 from tlt_engine.worker.worker import TltWorkerMixin
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")
 
 
 class TltCPUModelRunner(TreeRunnerMixin, CPUModelRunner):  # type: ignore[misc]
