@@ -161,12 +161,13 @@ def test_drafts_that_are_worth_half_their_estimates_are_chosen_by_half():
     bias = ChoiceBias()
     assert bias.discount(4) == 1.0
     for _ in range(200):
-        bias.record(4, expected=1.0, accepted=0.0)
-        bias.record(4, expected=0.0, accepted=0.5)
+        bias.record_chosen(4, expected=2.0)
+        bias.record_accepted(1)
     assert bias.discount(4) == pytest.approx(0.5, abs=0.05)
     assert bias.discount(16) == 1.0, "another batch size has its own"
-    for _ in range(2000):
-        bias.record(4, expected=1.0, accepted=1.3)
+    for _ in range(600):
+        bias.record_chosen(4, expected=1.0)
+        bias.record_accepted(2)
     assert bias.discount(4) == 1.0
     step_cost = measured()
     options = {"context_lens": [0] * 8, "num_reqs": 8, "row_context": 0, "max_rows": None}
@@ -176,3 +177,13 @@ def test_drafts_that_are_worth_half_their_estimates_are_chosen_by_half():
     assert plain.expected_accepted == pytest.approx(0.9 * sum(map(len, plain.trees)))
     assert halved.expected_accepted == pytest.approx(0.9 * sum(map(len, halved.trees)))
     assert sum(map(len, choose_draft_rows([tree_of([0.2])] * 8, step_cost, **options, discount=0.1).trees)) == 0
+
+
+def test_discount_under_which_nothing_is_chosen_wears_off():
+    bias = ChoiceBias()
+    for _ in range(300):
+        bias.record_chosen(1, expected=5.0)
+    assert bias.discount(1) < 0.02
+    for _ in range(600):
+        bias.record_chosen(1, expected=0.0)
+    assert bias.discount(1) > 0.7

@@ -8,8 +8,8 @@ SMOOTHING = 0.1
 PROBE_EVERY = 16
 """Steps after which a closed gate lets one search through, so that it can open again."""
 
-BIAS_PRIOR, BIAS_MEMORY = 5.0, 200.0
-"""Expected drafts that the absence of a bias is worth, and after how many old ones fade."""
+BIAS_PRIOR, BIAS_FADING = 5.0, 0.99
+"""Expected drafts that the absence of a bias is worth, and what is left of older ones after each search."""
 
 FIRST_LOOK = 8
 """Steps that always pass at a new batch size, before the mean means anything."""
@@ -44,25 +44,28 @@ class ChoiceBias:
     """Share of their estimates that chosen drafts turn out to be worth, by batch size.
 
     Estimates are right on average, but the best of many estimates are chosen, and these are too high more often than
-    too low; the more requests there are to choose from, the more so.
+    too low; the more requests there are to choose from, the more so. Old drafts fade with every search, so that a
+    discount under which nothing is chosen any more does not stay for ever.
     """
 
     def __init__(self) -> None:
         self._sums: dict[int, list[float]] = {}
+        self._latest = [0.0, 0.0]
 
     def discount(self, num_reqs: int) -> float:
         """Returns accepted over expected drafts at a batch size, never above 1."""
         expected, accepted = self._sums.get(_size_class(num_reqs), (0.0, 0.0))
         return min(1.0, (BIAS_PRIOR + accepted) / (BIAS_PRIOR + expected))
 
-    def record(self, num_reqs: int, expected: float, accepted: float) -> None:
-        """Adds drafts that were chosen and what became of them."""
-        sums = self._sums.setdefault(_size_class(num_reqs), [0.0, 0.0])
-        sums[0] += expected
-        sums[1] += accepted
-        if sums[0] > BIAS_MEMORY:
-            sums[0] /= 2
-            sums[1] /= 2
+    def record_chosen(self, num_reqs: int, expected: float) -> None:
+        """Adds the drafts of one search and forgets a little of the older ones."""
+        self._latest = self._sums.setdefault(_size_class(num_reqs), [0.0, 0.0])
+        self._latest[0] = BIAS_FADING * self._latest[0] + expected
+        self._latest[1] *= BIAS_FADING
+
+    def record_accepted(self, num_accepted: int) -> None:
+        """Adds what became of drafts of the latest search."""
+        self._latest[1] += num_accepted
 
 
 def _size_class(num_reqs: int) -> int:

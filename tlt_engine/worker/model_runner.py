@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
     StockRunner = object  # the platform's runner comes after the mixin
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")
 
 
 @dataclass
@@ -157,7 +157,8 @@ class TreeRunnerMixin(StockRunner):
         accepted_rows = paths.rows.cpu().numpy()
         self._compact_kv(step, accepted_rows)
         self._count(step, accepted_rows)
-        if step.is_decode_only and self.device.type == "cpu":  # elsewhere the clock sees launches, not work
+        # Elsewhere than on CPU the clock sees launches, not work.
+        if step.is_decode_only and self.drafter.drafts and self.device.type == "cpu":
             context_lens = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
             row_context = int(step.batch.num_rows @ context_lens)
             self.drafter.step_cost.record(step.batch.total_rows, row_context, time.perf_counter() - step.started)

@@ -15,7 +15,7 @@ from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")
 
 FIRST_PAUSE_STEPS = 8
 LONGEST_PAUSE_STEPS = 1024
@@ -31,7 +31,6 @@ class TltProposer:
         self.draft_seconds = 0.0
         self._gate = DraftGate()
         self._bias = ChoiceBias()
-        self._num_reqs_drafted_for = 1
         self._drafter = build_drafter(self.config)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._failures_in_a_row = 0
@@ -96,8 +95,7 @@ class TltProposer:
             max_rows=self.config.max_step_rows,
             discount=self._bias.discount(num_reqs),
         )
-        self._bias.record(num_reqs, chosen.expected_accepted, 0.0)
-        self._num_reqs_drafted_for = num_reqs
+        self._bias.record_chosen(num_reqs, chosen.expected_accepted)
         seconds = time.perf_counter() - started
         self.draft_seconds += seconds
         if self.step_cost.is_measured:
@@ -106,7 +104,7 @@ class TltProposer:
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Tells the drafter what became of a verified tree."""
-        self._bias.record(self._num_reqs_drafted_for, 0.0, len(accepted_nodes))
+        self._bias.record_accepted(len(accepted_nodes))
         self._tell("observe", req_id, tree, accepted_nodes)
 
     def finish(self, req_id: str, reason: FinishReason) -> None:
