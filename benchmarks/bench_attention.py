@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 
@@ -113,7 +114,7 @@ def main() -> None:
     """Runs the benchmark, prints its rows and, unless ``--quick``, writes its file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_attention", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quick", action="store_true", help="two cases, no file")
     arguments = parser.parse_args()
     torch.manual_seed(0)
