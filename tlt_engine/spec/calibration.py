@@ -32,11 +32,6 @@ class Continuation(NamedTuple):
     noise: float | None = None
     """Noise the token will be drawn with, where the kind does not speak of it; None if the request is greedy."""
 
-    @property
-    def source(self) -> str:
-        """Name of the source."""
-        return str(self.kind[0])
-
 
 class Calibration:
     """Acceptance estimates by kind, and by kind and noise.
@@ -54,6 +49,15 @@ class Calibration:
         if continuation.noise is None:
             return prob
         return self._blend(_with_noise(continuation), prob_given_noise(prob, continuation.noise))
+
+    def reach(self, continuations: Sequence[Continuation]) -> list[float]:
+        """Returns the probability that the target's path runs through each node of a tree, parents before children."""
+        reach: list[float] = []
+        for continuation in continuations:
+            parent = continuation.parent
+            prob = self.estimate(continuation)
+            reach.append(prob if parent == ROOT else prob * reach[parent])
+        return reach
 
     def learn(self, continuations: Sequence[Continuation], emitted: Sequence[int]) -> None:
         """Scores the nodes whose parents were emitted.

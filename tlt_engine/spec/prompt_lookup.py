@@ -21,6 +21,10 @@ SHORT_CONTEXT = 2
 MIN_FREQUENCY = 0.02
 """Rarer continuations of a context are not looked at."""
 
+STEP_NODES, LEAST_NODES = 32, 4
+"""Nodes an answer may have, summed over the requests of a step and at least for each: with many requests only the
+likeliest nodes can pay, and looking at more costs each step time."""
+
 LONGEST_CONTEXT = 12
 """Contexts this long or longer are of one kind; a longer match hardly tells more."""
 
@@ -68,7 +72,8 @@ class PromptLookup:
         """Returns one tree a request; nodes carry their estimated acceptance and their source."""
         for request in requests:  # all first: responses to like prompts run side by side and feed one another
             self._read(request)
-        return [self._propose_one(request) for request in requests]
+        num_nodes = max(LEAST_NODES, STEP_NODES // max(1, len(requests)))
+        return [self._propose_one(request, min(num_nodes, request.max_nodes)) for request in requests]
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Does nothing: the tokens that the next ``propose`` brings tell more than what was verified."""
@@ -97,25 +102,27 @@ class PromptLookup:
         unread = len(request.token_ids) if is_new else len(emitted)
         self._backoff.learn(request.token_ids[-(unread + 2) :].tolist(), min(2, len(request.token_ids) - unread))
 
-    def _propose_one(self, request: DraftRequest) -> DraftTree:
+    def _propose_one(self, request: DraftRequest, num_nodes: int) -> DraftTree:
         if request.max_nodes <= 0 or request.max_depth <= 0:
             return EMPTY_TREE
-        answers = [*self._look_up(request), self._back_off(request)]
+        answers = [*self._look_up(request, num_nodes), self._back_off(request)]
         merged = self._merge(answers)
         second_look = _merged_continuations(merged, is_sampled=request.seed is not None)
         self._answers[request.req_id] = [*answers, second_look]
-        merged.probs[:] = self._reach(second_look)
-        return _likeliest_nodes(merged, max_nodes=request.max_nodes, min_prob=self._min_prob)
+        merged.probs[:] = self._calibration.reach(second_look)
+        # Nobody is likelier than its parent, and sorting keeps equals in order, so the first of these are a tree.
+        ranked = sorted(range(len(merged)), key=lambda node: -merged.probs[node])[: request.max_nodes]
+        return merged.select(sorted(node for node in ranked if merged.probs[node] >= self._min_prob))
 
-    def _look_up(self, request: DraftRequest) -> list[list[Continuation]]:
+    def _look_up(self, request: DraftRequest, num_nodes: int) -> list[list[Continuation]]:
         context = np.ascontiguousarray(request.token_ids[-self._cache.max_match_len :], dtype=np.int32)
         answers: list[list[Continuation]] = []
         for source, tree in self._cache.sources(request.req_id):
-            longest, match_len = _continuations(tree, source, context, request)
+            longest, match_len = _continuations(tree, source, context, request, num_nodes)
             if longest:
                 answers.append(longest)
                 if match_len >= SHORT_CONTEXT:
-                    answers.append(_continuations(tree, source, context[-SHORT_CONTEXT:], request)[0])
+                    answers.append(_continuations(tree, source, context[-SHORT_CONTEXT:], request, num_nodes)[0])
         return answers
 
     def _back_off(self, request: DraftRequest) -> list[Continuation]:
@@ -136,37 +143,26 @@ class PromptLookup:
             before, parent = (before[1], candidates[0].token_id), place
         return answer
 
-    def _reach(self, continuations: Sequence[Continuation]) -> list[float]:
-        """Probability that the target's path runs through each node."""
-        reach: list[float] = []
-        for continuation in continuations:
-            before = 1.0 if continuation.parent == ROOT else reach[continuation.parent]
-            reach.append(before * self._calibration.estimate(continuation))
-        return reach
-
     def _merge(self, answers: Sequence[Sequence[Continuation]]) -> DraftTree:
         """Unites the answers by path; a node that several answers hold has the best of their estimates."""
-        merged = DraftTree([], [])
         node_of: dict[tuple[int, int], int] = {}
+        probs: list[float] = []
+        sources: list[str] = []
         for answer in answers:
-            places: list[int] = []
-            for continuation, prob in zip(answer, self._reach(answer), strict=True):
-                parent = ROOT if continuation.parent == ROOT else places[continuation.parent]
-                node = node_of.setdefault((parent, continuation.token_id), len(merged))
-                if node == len(merged):
-                    merged.token_ids.append(continuation.token_id)
-                    merged.parents.append(parent)
-                    merged.probs.append(prob)
-                    merged.sources.append(continuation.source)
-                elif prob > merged.probs[node]:
-                    merged.probs[node] = prob
-                    merged.sources[node] = continuation.source
+            places = [ROOT]  # so that the place of parent -1 is the root
+            for (token_id, parent, kind, *_), prob in zip(answer, self._calibration.reach(answer), strict=True):
+                node = node_of.setdefault((places[parent + 1], token_id), len(probs))
+                if node == len(probs):
+                    probs.append(prob)
+                    sources.append(str(kind[0]))
+                elif prob > probs[node]:
+                    probs[node], sources[node] = prob, str(kind[0])
                 places.append(node)
-        return merged
+        return DraftTree([token_id for _, token_id in node_of], [parent for parent, _ in node_of], probs, sources)
 
 
 def _continuations(
-    tree: SuffixTree, source: str, context: npt.NDArray[np.int32], request: DraftRequest
+    tree: SuffixTree, source: str, context: npt.NDArray[np.int32], request: DraftRequest, num_nodes: int
 ) -> tuple[list[Continuation], int]:
     """Asks one suffix tree what followed the longest suffix of ``context``; the whole of it is never matched.
 
@@ -174,7 +170,7 @@ def _continuations(
         The continuations and the length of the match.
     """
     # The library limits drafts by the match length; the calibration does that better, so its limits are switched off.
-    draft = tree.speculate_ndarray(context, request.max_nodes, 1e6, 0.0, MIN_FREQUENCY, True)
+    draft = tree.speculate_ndarray(context, num_nodes, 1e6, 0.0, MIN_FREQUENCY, True)
     token_ids, probs, parents, match_len = draft.token_ids, draft.probs, draft.parents, draft.match_len
     depths: list[int] = []
     for parent in parents:
@@ -201,11 +197,3 @@ def _merged_continuations(tree: DraftTree, *, is_sampled: bool) -> list[Continua
         kind = ("merged", is_sampled, bisect_right(MERGED_EDGES, estimate))
         continuations.append(Continuation(token_id, parent, kind, estimate))
     return continuations
-
-
-def _likeliest_nodes(tree: DraftTree, *, max_nodes: int, min_prob: float) -> DraftTree:
-    reach: list[float] = []
-    for prob, parent in zip(tree.probs, tree.parents, strict=True):
-        reach.append(prob if parent == ROOT else min(prob, reach[parent]))
-    ranked = sorted(range(len(tree)), key=lambda node: (-reach[node], node))[:max_nodes]
-    return tree.select(sorted(node for node in ranked if reach[node] >= min_prob))

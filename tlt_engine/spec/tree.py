@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -134,12 +135,12 @@ class TreeBatch:
         """Rows of all requests, roots included."""
         return len(self.parent_rows)
 
-    @property
+    @cached_property
     def num_rows(self) -> npt.NDArray[np.int32]:
         """``[num_reqs]``. Rows of each request, root included."""
         return np.diff(self.cu_num_rows)
 
-    @property
+    @cached_property
     def req_of_row(self) -> npt.NDArray[np.int64]:
         """``[total_rows]``. Request of each row."""
         return np.repeat(np.arange(self.num_reqs), self.num_rows)
@@ -162,12 +163,12 @@ class TreeBatch:
         Returns:
             ``[rows of reqs, words]`` int64; bit ``j % 64`` of word ``j // 64`` of a row stands for row ``j``.
         """
-        width = max((int(self.num_rows[req]) for req in reqs), default=1)
-        num_words = -(-width // MASK_WORD_BITS)
+        num_words = -(-int(self.num_rows[reqs].max(initial=1)) // MASK_WORD_BITS)
+        starts, parents = self.cu_num_rows.tolist(), self.parent_rows.tolist()
         masks: list[int] = []
         for req in reqs:
             base = len(masks)
-            for row, parent in enumerate(self.parent_rows[self.cu_num_rows[req] : self.cu_num_rows[req + 1]].tolist()):
+            for row, parent in enumerate(parents[starts[req] : starts[req + 1]]):
                 masks.append(1 << row | (masks[base + parent] if parent >= 0 else 0))
         packed = b"".join(mask.to_bytes(8 * num_words, "little") for mask in masks)
         return np.frombuffer(packed, dtype="<i8").reshape(len(masks), num_words).copy()  # torch wants it writable

@@ -45,7 +45,7 @@ class TreeCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         if self.trees is not None:
             common_attn_metadata = copy.copy(common_attn_metadata)
             common_attn_metadata.seq_lens = common_attn_metadata.seq_lens.index_copy(
-                0, self.trees.req_indices.long(), self.trees.num_rows
+                0, self.trees.req_indices.long(), self.trees.cu_num_rows.diff()
             )
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return TreeCPUAttentionMetadata(**vars(stock), trees=self.trees)

@@ -122,7 +122,7 @@ class TreeRunnerMixin(StockRunner):
             num_computed = self.input_batch.num_computed_tokens_cpu[: batch.num_reqs]
             step.trees = TreeRows.of_step(batch, reqs, query_ends, num_computed, self.device)
         if step.trees is not None and batch.branching_reqs:
-            self.positions[step.trees.query_rows()] = step.trees.positions()
+            self.positions[step.trees.query_rows] = step.trees.positions
         if (batch.draft_token_ids < 0).sum() > batch.num_reqs:  # padding of data-parallel steps is no token id
             self.input_ids.gpu[: query_ends[-1]].clamp_(min=0)
         self._tlt_step = step
@@ -152,7 +152,7 @@ class TreeRunnerMixin(StockRunner):
             return super()._sample(logits, spec_decode_metadata)
         self.input_batch.update_async_output_token_ids()
         output, paths = self._tlt_sampler.sample(
-            logits, step.batch, self._noise_keys(step.batch.num_reqs), self.input_batch.sampling_metadata
+            logits, step.batch, self._noise_keys(step.batch), self.input_batch.sampling_metadata
         )
         accepted_rows = paths.rows.cpu().numpy()
         self._compact_kv(step, accepted_rows)
@@ -214,14 +214,11 @@ class TreeRunnerMixin(StockRunner):
             max_depth=max(0, max_tokens - len(state.output_token_ids) - 1),
         )
 
-    def _noise_keys(self, num_reqs: int) -> NoiseKeys:
-        batch = self.input_batch
-        seeds = torch.tensor([self._tlt_seeds[req_id] for req_id in batch.req_ids], dtype=torch.int64)
-        positions = batch.num_tokens_no_spec[:num_reqs] - batch.num_prompt_tokens[:num_reqs]
-        return NoiseKeys(
-            seeds.to(self.device, non_blocking=True),
-            torch.from_numpy(positions.astype(np.int64)).to(self.device, non_blocking=True),
-        )
+    def _noise_keys(self, batch: TreeBatch) -> NoiseKeys:
+        requests, num_reqs = self.input_batch, batch.num_reqs
+        seeds = np.array([self._tlt_seeds[req_id] for req_id in requests.req_ids], np.int64)
+        num_emitted = requests.num_tokens_no_spec[:num_reqs] - requests.num_prompt_tokens[:num_reqs]
+        return NoiseKeys.of_rows(batch, seeds, num_emitted, self.device)
 
     def _compact_kv(self, step: Step, accepted_rows: npt.NDArray[np.int32]) -> None:
         moves = KvMoves.of_paths(step.batch.branching_reqs, step.root_rows, accepted_rows)

@@ -30,12 +30,34 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True)
 class NoiseKeys:
-    """What the noise of each request's next token is keyed by."""
+    """What the noise of the token that follows each row is keyed by."""
 
     seeds: Tensor
-    """``[num_reqs]`` int64. Seed of the request."""
+    """``[total_rows]`` int64. Seed of the row's request."""
     positions: Tensor
-    """``[num_reqs]`` int64. Output position of the token that follows the root: output tokens emitted so far."""
+    """``[total_rows]`` int64. Output position of that token."""
+
+    @classmethod
+    def of_rows(
+        cls,
+        batch: TreeBatch,
+        seeds: npt.NDArray[np.int64],
+        num_emitted: npt.NDArray[np.int32],
+        device: torch.device,
+    ) -> "NoiseKeys":
+        """Gives rows of one depth the same noise.
+
+        Args:
+            batch: the rows.
+            seeds: ``[num_reqs]``. Seed of each request.
+            num_emitted: ``[num_reqs]``. Output tokens each has emitted so far.
+            device: where the tensors go.
+        """
+        positions = np.repeat(num_emitted, batch.num_rows).astype(np.int64) + batch.depths
+        return cls(
+            torch.from_numpy(np.repeat(seeds, batch.num_rows)).to(device, non_blocking=True),
+            torch.from_numpy(positions).to(device, non_blocking=True),
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +93,7 @@ class TreeSampler:
         Args:
             logits: ``[total_rows, vocab_size]`` float. Raw logits of the verify rows; not modified.
             batch: the rows.
-            keys: noise keys of each request.
+            keys: noise keys of the rows.
             metadata: stock's metadata of the batch.
 
         Returns:
@@ -100,14 +122,11 @@ class _Walk:
         device = logits.device
         self._cu_num_rows = torch.from_numpy(batch.cu_num_rows).to(device, non_blocking=True)
         self._roots = self._cu_num_rows[:-1].long()
-        self._req_of_row = batch.req_of_row
-        req_of_row = torch.from_numpy(self._req_of_row).to(device, non_blocking=True)
-        self._seeds = keys.seeds[req_of_row]
-        self._positions = keys.positions[req_of_row] + torch.from_numpy(batch.depths).to(device, non_blocking=True)
+        self._keys = keys
         if metadata.temperature is None:
             self._temperature = torch.zeros(batch.total_rows, dtype=torch.float32, device=device)
         else:
-            self._temperature = metadata.temperature[req_of_row]
+            self._temperature = metadata.temperature[torch.from_numpy(batch.req_of_row).to(device, non_blocking=True)]
         self._target_token_ids = torch.full((batch.total_rows,), -1, dtype=torch.int64, device=device)
         self._keeps_processed = bool(stock.logprobs_mode.startswith("processed")) and _wants_logprobs(metadata)
         self._processed: Tensor | None = None
@@ -115,7 +134,8 @@ class _Walk:
 
     def choose_all_plain(self) -> None:
         """Fills in the target tokens of all rows when only temperature applies."""
-        self._target_token_ids = ops.gumbel_argmax(self._logits, self._temperature, self._seeds, self._positions)
+        keys = self._keys
+        self._target_token_ids = ops.gumbel_argmax(self._logits, self._temperature, keys.seeds, keys.positions)
         if self._keeps_processed:
             self._keep(np.arange(self._batch.total_rows), _scaled(self._logits.float(), self._temperature))
 
@@ -133,7 +153,7 @@ class _Walk:
         index = torch.from_numpy(rows).to(self._logits.device, non_blocking=True)
         metadata = self._metadata
         if not np.array_equal(rows, self._batch.cu_num_rows[:-1]):  # roots of all requests are stock's own layout
-            reqs = self._req_of_row[rows].tolist()
+            reqs = self._batch.req_of_row[rows].tolist()
             paths = [self._batch.path_tokens(req, row) for req, row in zip(reqs, rows.tolist(), strict=True)]
             metadata = metadata_for_rows(metadata, reqs, paths, self._logits.device)
         logits = self._logits[index].float()
@@ -146,7 +166,8 @@ class _Walk:
         if self._keeps_processed:
             self._keep(rows, logits)
         is_random = (self._temperature[index] >= GREEDY_BELOW).float()  # the logits are scaled already
-        self._target_token_ids[index] = ops.gumbel_argmax(logits, is_random, self._seeds[index], self._positions[index])
+        seeds, positions = self._keys.seeds[index], self._keys.positions[index]
+        self._target_token_ids[index] = ops.gumbel_argmax(logits, is_random, seeds, positions)
 
     def accepted_paths(self) -> AcceptedPaths:
         """Returns the walk along the target tokens known so far."""
@@ -168,9 +189,9 @@ class _Walk:
         accepted = paths.rows
         if accepted.is_cpu:  # no synchronisation to save there, and logprobs of padding cost time
             accepted = accepted[:, : int(paths.num_accepted.max())]
-        rows = torch.cat([self._roots[:, None], self._roots[:, None] + accepted.clamp(min=0)], dim=1)
-        is_padding = torch.cat([torch.zeros_like(rows[:, :1], dtype=torch.bool), accepted < 0], dim=1)
-        sampled = self._target_token_ids[rows].masked_fill_(is_padding, -1).to(torch.int32)
+        accepted = torch.nn.functional.pad(accepted, (1, 0))  # the root is row 0
+        rows = self._roots[:, None] + accepted.clamp(min=0)
+        sampled = self._target_token_ids[rows].masked_fill_(accepted < 0, -1).to(torch.int32)
         return SamplerOutput(sampled_token_ids=sampled, logprobs_tensors=self._logprobs(rows.flatten()))
 
     def _tips(self) -> Tensor:

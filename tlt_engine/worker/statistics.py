@@ -14,6 +14,7 @@ class Statistics:
         self.num_steps = 0
         self.num_drafts = 0
         self.num_draft_tokens = 0
+        self.largest_tree = 0
         self.num_accepted = 0
         self.num_emitted = 0
         self.num_kv_moves = 0
@@ -28,6 +29,7 @@ class Statistics:
             return
         self.num_drafts += 1
         self.num_draft_tokens += len(tree)
+        self.largest_tree = max(self.largest_tree, len(tree))
         self.num_accepted += len(accepted_nodes)
         for depth in range(1, len(accepted_nodes) + 1):
             self._drafts_reaching_depth[depth] += 1
@@ -41,6 +43,7 @@ class Statistics:
             "steps": self.num_steps,
             "drafts": self.num_drafts,
             "draft_tokens": self.num_draft_tokens,
+            "largest_tree": self.largest_tree,
             "accepted_draft_tokens": self.num_accepted,
             "emitted_tokens": self.num_emitted,
             "kv_moves": self.num_kv_moves,

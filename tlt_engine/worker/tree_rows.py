@@ -29,13 +29,12 @@ class TreeRows:
     """``[total_rows]`` int32. Distance from the root."""
     ancestor_masks: Tensor
     """``[total_rows, words]`` int64. Rows of its own tree that each row sees."""
+    query_rows: Tensor
+    """``[total_rows]`` int64. Query row of each tree row."""
+    positions: Tensor
+    """``[total_rows]`` int64. Position of each row: its request's context plus its depth."""
     covers_batch: bool
     """Whether the step has no other query row."""
-
-    @property
-    def num_rows(self) -> Tensor:
-        """``[num_trees]`` int32. Rows of each tree."""
-        return self.cu_num_rows.diff()
 
     @classmethod
     def of_step(
@@ -58,32 +57,27 @@ class TreeRows:
         """
         num_rows = batch.num_rows[reqs]
         query_starts = query_ends[reqs] - num_rows
-        rows = np.flatnonzero(np.isin(batch.req_of_row, reqs))
+        depths, cu_num_rows = batch.depths, batch.cu_num_rows
+        if len(reqs) < batch.num_reqs:
+            depths = depths[np.isin(batch.req_of_row, reqs)]
+            cu_num_rows = np.concatenate([[0], np.cumsum(num_rows)], dtype=np.int32)
+        context_lens = num_computed_tokens[reqs].astype(np.int32)
+        total_rows = len(depths)
 
-        def to_device(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(device, non_blocking=True)
+        def to_device(values: npt.NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(values).to(device, non_blocking=True)
 
         return cls(
-            req_indices=to_device(np.asarray(reqs), np.int32),
-            query_starts=to_device(query_starts, np.int32),
-            context_lens=to_device(num_computed_tokens[reqs], np.int32),
-            cu_num_rows=to_device(np.concatenate([[0], np.cumsum(num_rows)]), np.int32),
-            depths=to_device(batch.depths[rows], np.int32),
-            ancestor_masks=to_device(batch.ancestor_masks(reqs), np.int64),
-            covers_batch=int(num_rows.sum()) == int(query_ends[-1]),
+            req_indices=to_device(np.array(reqs, np.int32)),
+            query_starts=to_device(query_starts.astype(np.int32)),
+            context_lens=to_device(context_lens),
+            cu_num_rows=to_device(cu_num_rows),
+            depths=to_device(depths),
+            ancestor_masks=to_device(batch.ancestor_masks(reqs)),
+            query_rows=to_device(np.arange(total_rows) + np.repeat(query_starts - cu_num_rows[:-1], num_rows)),
+            positions=to_device((np.repeat(context_lens, num_rows) + depths).astype(np.int64)),
+            covers_batch=total_rows == int(query_ends[-1]),
         )
-
-    def query_rows(self) -> Tensor:
-        """``[total_rows]`` int64. Query row of each tree row."""
-        num_rows = self.num_rows
-        offsets = torch.arange(len(self.depths), device=self.depths.device) - self.cu_num_rows[:-1].repeat_interleave(
-            num_rows
-        )
-        return self.query_starts.repeat_interleave(num_rows) + offsets
-
-    def positions(self) -> Tensor:
-        """``[total_rows]`` int64. Position of each row: its request's context plus its depth."""
-        return (self.context_lens.repeat_interleave(self.num_rows) + self.depths).long()
 
 
 @dataclass(frozen=True)
