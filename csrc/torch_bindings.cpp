@@ -7,11 +7,13 @@
 #include "kv_compact/kv_compact.h"
 #include "tree_accept/tree_accept.h"
 #include "tree_attention/tree_attention.h"
+#include "tree_build/tree_build.h"
 
 TORCH_LIBRARY(tlt_engine, m) {
   m.def(
       "tree_accept(Tensor parent_rows, Tensor draft_token_ids, Tensor target_token_ids, Tensor cu_num_rows, "
       "int max_accepted) -> (Tensor, Tensor)");
+  m.def("tree_build(Tensor scores, Tensor parents, Tensor max_nodes, int width) -> (Tensor, Tensor)");
   m.def("kv_compact(Tensor(a!)[] planes, Tensor src_slots, Tensor dst_slots, Tensor cu_moves) -> ()");
   m.def("gumbel_argmax(Tensor logits, Tensor temperature, Tensor seeds, Tensor positions) -> Tensor");
   m.def("gumbel_noise(Tensor seeds, Tensor positions, Tensor token_ids) -> Tensor");
@@ -23,6 +25,7 @@ TORCH_LIBRARY(tlt_engine, m) {
 
 TORCH_LIBRARY_IMPL(tlt_engine, CPU, m) {
   m.impl("tree_accept", &tlt_engine::tree_accept_cpu);
+  m.impl("tree_build", &tlt_engine::tree_build_cpu);
   m.impl("kv_compact", &tlt_engine::kv_compact_cpu);
   m.impl("gumbel_argmax", &tlt_engine::gumbel_argmax_cpu);
   m.impl("gumbel_noise", &tlt_engine::gumbel_noise_cpu);
@@ -32,6 +35,7 @@ TORCH_LIBRARY_IMPL(tlt_engine, CPU, m) {
 #if defined(TLT_ENGINE_WITH_CUDA)
 TORCH_LIBRARY_IMPL(tlt_engine, CUDA, m) {
   m.impl("tree_accept", &tlt_engine::tree_accept_cuda);
+  m.impl("tree_build", &tlt_engine::tree_build_cuda);
   m.impl("kv_compact", &tlt_engine::kv_compact_cuda);
   m.impl("gumbel_argmax", &tlt_engine::gumbel_argmax_cuda);
 }

@@ -50,6 +50,30 @@ def tree_accept(
     )
 
 
+def tree_build(scores: Tensor, parents: Tensor, max_nodes: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Picks the likeliest nodes of each request's candidates as a tree, parents before children.
+
+    Args:
+        scores: ``[num_reqs, num_candidates]`` float32. Log-probability of the path to each candidate, not larger than
+            its parent's; not NaN.
+        parents: ``[num_reqs, num_candidates]`` int32. Candidate that each one follows, smaller than its own index; -1
+            for children of the root.
+        max_nodes: ``[num_reqs]`` int32. Most nodes of each request's tree.
+        width: most nodes of any, the width of the result.
+
+    Returns:
+        ``nodes`` ``[num_reqs, width]`` int32: the candidates picked, the likeliest first, padded with -1; and
+        ``parents`` ``[num_reqs, width]`` int32: place of each one's parent in its row, -1 for children of the root and
+        padding. Does not synchronise.
+
+    Raises:
+        RuntimeError: a shape, dtype or device differs from the above.
+
+    Source: EAGLE-2 (arXiv:2406.16858), re-ranking by cumulative probability.
+    """
+    return torch.ops.tlt_engine.tree_build.default(scores, parents, max_nodes, width)
+
+
 def gumbel_argmax(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draws one token a row from the softmax of its scaled logits, by noise that (seed, position) alone decides.
 
@@ -173,6 +197,12 @@ def _tree_accept_fake(
 ) -> tuple[Tensor, Tensor]:
     num_reqs = cu_num_rows.shape[0] - 1
     return parent_rows.new_empty((num_reqs, max_accepted)), parent_rows.new_empty((num_reqs,))
+
+
+@torch.library.register_fake("tlt_engine::tree_build")
+def _tree_build_fake(scores: Tensor, parents: Tensor, max_nodes: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    shape = (scores.shape[0], width)
+    return parents.new_empty(shape), parents.new_empty(shape)
 
 
 @torch.library.register_fake("tlt_engine::gumbel_argmax")
