@@ -12,7 +12,7 @@ from benchmarks.engines import EngineSettings
 from benchmarks.jobs import Job, JobRequest
 from benchmarks.machine import new_result
 from benchmarks.measure import Comparison, print_rows, run_interleaved
-from benchmarks.options import add_common_options, chosen_engines, model_name
+from benchmarks.options import add_common_options, chosen_engines, exported_drafter, model_name
 from benchmarks.prompts import MATH_TASKS, make_prompts, make_warmup_prompts
 from benchmarks.result import Row, quantile
 
@@ -50,7 +50,9 @@ def make_jobs(arguments: argparse.Namespace, batch: int) -> dict[str, Job]:
         JobRequest(request_id=f"w{index}", prompt_token_ids=prompt, max_tokens=16)
         for index, prompt in enumerate(make_warmup_prompts(arguments.model, min(batch, 4)))
     ]
-    settings = vars(EngineSettings(model=arguments.model))
+    settings = vars(
+        EngineSettings(model=arguments.model, drafter=arguments.drafter, exported_drafter=arguments.exported_drafter)
+    )
     names = (*arguments.engines, "stock", "tlt-oracle")
     return {
         name: Job(engine=name, settings=settings, requests=requests, concurrency=batch, warmup=warmup) for name in names
@@ -112,13 +114,14 @@ def main() -> None:
     }
     result = new_result("decode", "benchmarks.bench_decode", settings)
     answers: dict[str, list[int]] | None = None
-    for batch in arguments.batch_sizes:
-        comparison = measure_batch(arguments, batch)
-        if batch == 1:
-            answers = comparison.results["stock"][0].token_ids
-        result.rows += batch_rows(comparison)
-    if answers is not None and not arguments.no_oracle:
-        result.rows += oracle_rows(arguments, answers)
+    with exported_drafter(arguments.drafter) as arguments.exported_drafter:
+        for batch in arguments.batch_sizes:
+            comparison = measure_batch(arguments, batch)
+            if batch == 1:
+                answers = comparison.results["stock"][0].token_ids
+            result.rows += batch_rows(comparison)
+        if answers is not None and not arguments.no_oracle:
+            result.rows += oracle_rows(arguments, answers)
     print_rows(result.rows)
     if not arguments.quick:
         print(f"written: {result.write(arguments.output).name}")

@@ -144,7 +144,16 @@ def main() -> None:
         | {"model": model_name(arguments.model), "tasks": list(ROLLOUT_TASKS)},
     )
     for temperature in (0.0, 1.0):
-        sampling = argparse.Namespace(**vars(arguments), temperature=temperature, top_p=1.0, top_k=0, min_p=0.0, seed=0)
+        sampling = argparse.Namespace(
+            **vars(arguments),
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            seed=0,
+            drafter=None,
+            concurrency=None,
+        )
         job = bench_rollout.make_job(sampling, "tlt-off", prompts, [])
         responses = run_in_fresh_process(job, show=None).token_ids
         case = f"temperature {temperature:g}"

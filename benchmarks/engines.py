@@ -36,6 +36,10 @@ class EngineSettings:
     """Above the sum of all prompts: a chunked prefill with a per-request seed kills stock's CPU engine."""
     dtype: str = "float32"
     seed: int = 0
+    drafter: str | None = None
+    """Directory of the trained drafter, for the engines that draft with one."""
+    exported_drafter: str | None = None
+    """The same in vLLM's layout, for stock's ``eagle3``."""
 
     def to_vllm(self) -> dict[str, Any]:
         """Returns the keyword arguments of ``vllm.LLM`` without the speculative configuration."""
@@ -51,6 +55,9 @@ class EngineSettings:
         }
 
 
+TRAINED, EXPORTED = "<drafter>", "<exported drafter>"
+"""Stand for the directories in the settings."""
+
 _SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "stock-ngram": {
@@ -62,13 +69,27 @@ _SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
     "stock-suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "tlt-off": {"method": "tlt", "drafter": "none"},
     "tlt-ngram": {"method": "tlt"},
+    **{
+        f"stock-eagle3-{num_tokens}": {"method": "eagle3", "model": EXPORTED, "num_speculative_tokens": num_tokens}
+        for num_tokens in (2, 3, 4)
+    },
+    "tlt-learned": {"method": "tlt", "drafter": TRAINED},
     "tlt-oracle": {"method": "tlt", "drafter": "benchmarks.oracle:OracleDrafter", "num_speculative_tokens": 7},
 }
 ENGINE_NAMES: tuple[str, ...] = tuple(_SPECULATIVE_CONFIGS)
 
 
-def speculative_config(engine: str) -> dict[str, Any] | None:
+def needs_drafter(engine: str) -> bool:
+    """Returns whether an engine drafts with a trained drafter."""
+    return any(value in (TRAINED, EXPORTED) for value in (_SPECULATIVE_CONFIGS.get(engine) or {}).values())
+
+
+def speculative_config(engine: str, settings: EngineSettings) -> dict[str, Any] | None:
     """Returns the speculative configuration of a named engine, a fresh copy.
+
+    Args:
+        engine: its name.
+        settings: hold the directories of trained drafters.
 
     Raises:
         ValueError: no engine has that name.
@@ -76,7 +97,10 @@ def speculative_config(engine: str) -> dict[str, Any] | None:
     if engine not in _SPECULATIVE_CONFIGS:
         raise ValueError(f"engine: unknown name {engine!r}; known names: {list(ENGINE_NAMES)}")
     config = _SPECULATIVE_CONFIGS[engine]
-    return None if config is None else dict(config)
+    if config is None:
+        return None
+    directories = {TRAINED: settings.drafter, EXPORTED: settings.exported_drafter}
+    return {key: directories.get(value, value) if isinstance(value, str) else value for key, value in config.items()}
 
 
 def emits_wrong_text(engine: str, temperature: float, on_cpu: bool) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.engines import ENGINE_NAMES
+from benchmarks.engines import ENGINE_NAMES, needs_drafter
 from benchmarks.result import RESULTS_DIR
+from tlt_engine.drafter.checkpoint import load_checkpoint
+from tlt_engine.drafter.export import export
 
 DEFAULT_MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
 
@@ -23,6 +27,7 @@ def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str], 
     parser.add_argument("--model", type=model_directory, default=str(DEFAULT_MODEL), help="directory of the target")
     parser.add_argument("--engines", nargs="+", choices=ENGINE_NAMES, action=_StockFirst)
     parser.set_defaults(full_engines=list(engines), quick_engines=list(quick_engines))
+    parser.add_argument("--drafter", type=model_directory, help="directory of a trained drafter; adds its engines")
     parser.add_argument("--repetitions", type=int, default=3, help="rounds; the engines take turns in each")
     parser.add_argument("--output", type=Path, default=RESULTS_DIR, help="folder of the result file")
     parser.add_argument("--quick", action="store_true", help="a smoke test of under two minutes that keeps no file")
@@ -30,7 +35,23 @@ def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str], 
 
 def chosen_engines(arguments: argparse.Namespace) -> list[str]:
     """Returns the engines that were asked for, or else the benchmark's own choice."""
-    return arguments.engines or (arguments.quick_engines if arguments.quick else arguments.full_engines)
+    chosen = arguments.engines or (arguments.quick_engines if arguments.quick else arguments.full_engines)
+    if arguments.drafter is None and any(map(needs_drafter, chosen)):
+        raise SystemExit("these engines need a trained drafter, name its directory with --drafter")
+    if arguments.drafter is not None and arguments.engines is None:
+        chosen = [*chosen, *(name for name in ENGINE_NAMES if needs_drafter(name))]
+    return chosen
+
+
+@contextmanager
+def exported_drafter(drafter: str | None) -> Iterator[str | None]:
+    """Writes a trained drafter in vLLM's layout for as long as the benchmark runs."""
+    if drafter is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        export(load_checkpoint(Path(drafter)), Path(folder) / "eagle3", to="vllm")
+        yield str(Path(folder) / "eagle3")
 
 
 def model_name(model: str) -> str:

@@ -23,8 +23,9 @@ def _start_engine(job: Job) -> Any:
     """Builds the engine and tells an oracle its answers."""
     from vllm import LLM  # here, because vLLM reads its environment when it is imported
 
-    arguments = EngineSettings(**job.settings).to_vllm()
-    config = speculative_config(job.engine)
+    settings = EngineSettings(**job.settings)
+    arguments = settings.to_vllm()
+    config = speculative_config(job.engine, settings)
     if config is not None:
         arguments["speculative_config"] = config
     if job.engine in TLT_ENGINES_NEEDING_ANSWERS:

@@ -24,6 +24,12 @@ class EngineJob:
     engine: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of ``LLM`` beside the common ones."""
     environment: dict[str, str] = field(default_factory=dict)
+    calls: list[tuple[int, int, str, list[Any]]] = field(default_factory=list)
+    """RPC calls in mid-batch: batch, steps before the call, method, arguments."""
+    samples_folder: str | None = None
+    """Where to store what was recorded."""
+    traces_drafts: bool = False
+    """Whether to note the draft tokens that the scheduler holds after each step."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class EngineResult:
     free_blocks: tuple[int, int]
     """Free KV blocks before the first and after the last batch."""
     log: str
+    drafts: list[tuple[str, int, list[int]]] = field(default_factory=list)
+    """Request, tokens it has, and the draft tokens that follow them, of each step, if they were traced."""
 
     def token_ids(self, batch: int) -> list[list[list[int]]]:
         """Returns the tokens of each prompt's sequences."""

@@ -51,6 +51,11 @@ def main() -> None:
                         describe(sequence, output.prompt_logprobs) for sequence in output.outputs
                     ]
             steps += 1
+            if job["traces_drafts"]:
+                for request in engine.engine_core.engine_core.scheduler.requests.values():
+                    drafts.append((request.request_id, request.num_tokens, list(request.spec_token_ids)))
+            for _, _, method, arguments in (call for call in job["calls"] if call[:2] == [index, steps]):
+                llm.collective_rpc(method, args=tuple(arguments))
             aborted = [f"{index}.{i}" for i, after in batch.get("abort_after", {}).items() if after == steps]
             if aborted:
                 engine.abort_request(aborted)
@@ -72,14 +77,28 @@ def main() -> None:
             "stop_reason": sequence.stop_reason,
         }
 
+    drafts = []
     before = free_blocks()
     batches = [run(batch, index) for index, batch in enumerate(job["batches"])]
+    engine.step()  # the last requests leave the worker
+    if job["samples_folder"] is not None:
+        import torch
+
+        from tlt_engine.drafter_trainer.sample_store import SampleStore
+
+        SampleStore(Path(job["samples_folder"])).add(llm.collective_rpc("tlt_take_samples")[0], torch.float32)
     engine.reset_prefix_cache()
     status = None
     if job["speculative_config"] is not None and "tlt" in job["speculative_config"].values():
         status = llm.collective_rpc("tlt_status")[0]
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    result = {"batches": batches, "status": status, "metrics": metrics, "free_blocks": [before, free_blocks()]}
+    result = {
+        "batches": batches,
+        "status": status,
+        "metrics": metrics,
+        "free_blocks": [before, free_blocks()],
+        "drafts": drafts,
+    }
     Path(sys.argv[1]).write_text(json.dumps(result))
 
 

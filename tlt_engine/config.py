@@ -1,5 +1,6 @@
 """What a user may set; everything else of ours is derived. Unknown keys and values out of range are refused."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -23,19 +24,38 @@ class PromptLookupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Cap on the estimated memory of all suffix trees."""
 
 
+class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The learned drafter."""
+
+    draft_depth: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
+    """Passes of the drafter in a step, the depth of its trees."""
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
+    """Children kept of a node, and nodes expanded a level."""
+    capture_threshold: Positive = 32
+    """With more running requests than these, no request's features are newly kept; also the most that are."""
+    is_grafted: bool = True
+    """Whether model-free branches share the tree."""
+
+
 class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of ``--speculative-config`` that belong to method ``tlt``."""
 
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=255)] = 15
     """Most draft tokens of one request in one step, vLLM's own key: ``verify_width - 1``."""
     drafter: str = "ngram"
-    """``ngram`` (model-free), ``none`` (never draft), or ``module:Class`` of your own drafter."""
+    """``ngram`` (model-free), ``none`` (never draft), the directory of a trained drafter, or ``module:Class`` of one of
+    your own."""
     drafter_args: dict[str, Any] = {}
     """Keyword arguments of a drafter of your own."""
     max_step_rows: Positive | None = None
     """Most rows the target verifies in one step, all requests together; None lets the measured step cost decide."""
     prompt_lookup: PromptLookupConfig = PromptLookupConfig()
     """Settings of the model-free drafter."""
+    learned: LearnedConfig = LearnedConfig()
+    """Settings of a trained drafter."""
+    record_samples: bool = False
+    """Whether everything a drafter learns from is kept of every request until it is fetched; ``tlt-engine warmup``
+    does."""
 
     @classmethod
     def from_user(cls, options: dict[str, Any]) -> "TltConfig":
@@ -48,20 +68,26 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ValueError: an unknown key, a value of the wrong type or out of range; the text names the key.
         """
         _refuse_unknown(options, cls, "speculative_config")
-        nested = options.get("prompt_lookup")
-        if isinstance(nested, dict):
-            _refuse_unknown(nested, PromptLookupConfig, "speculative_config.prompt_lookup")
+        for key, struct in (("prompt_lookup", PromptLookupConfig), ("learned", LearnedConfig)):
+            if isinstance(nested := options.get(key), dict):
+                _refuse_unknown(nested, struct, f"speculative_config.{key}")
         try:
             config = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise ValueError(f"speculative_config: {error}") from None
-        if config.drafter not in ("ngram", "none") and ":" not in config.drafter:
+        if config.drafter not in ("ngram", "none") and not config.is_learned and ":" not in config.drafter:
             raise ValueError(
-                f"speculative_config.drafter: expected 'ngram', 'none' or 'module:Class', got {config.drafter!r}"
+                "speculative_config.drafter: expected 'ngram', 'none', the directory of a trained drafter or "
+                f"'module:Class', got {config.drafter!r}"
             )
-        if config.drafter_args and ":" not in config.drafter:
+        if config.drafter_args and (config.is_learned or ":" not in config.drafter):
             raise ValueError(f"speculative_config.drafter_args: drafter {config.drafter!r} takes no arguments")
         return config
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether ``drafter`` is a directory."""
+        return Path(self.drafter).is_dir()
 
     def to_builtins(self) -> dict[str, Any]:
         """Returns plain data that ``from_user`` reads back; this is what travels in vLLM's ``additional_config``."""

@@ -7,6 +7,7 @@ ones replaced for good; each says why and until when.
 import argparse
 import functools
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
 
     from tlt_engine import compat
     from tlt_engine.config import TltConfig
-    from tlt_engine.worker.platform_support import refuse_unservable
+    from tlt_engine.worker.platform_support import refuse_unservable, refuse_wrong_drafter
 
     options = dict(args.speculative_config or {})
     method, model_name = options.pop("method", METHOD), options.pop("model", METHOD)
@@ -76,6 +77,8 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
     compat.check_seams()
     config = TltConfig.from_user(options)
     refuse_unservable(model, parallel)
+    if config.is_learned:
+        refuse_wrong_drafter(Path(config.drafter), model)
     platform = "cpu" if current_platform.is_cpu() else "cuda" if current_platform.is_cuda() else None
     if platform is None:
         raise RuntimeError(f"method 'tlt' runs on CPU and CUDA, not on {current_platform.device_name}")

@@ -3,12 +3,18 @@
 import importlib.metadata
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
 from tlt_engine import __version__, compat
+from tlt_engine.cli import probe
 
 
-def run() -> int:
+def run(model: str | None = None, drafter: Path | None = None) -> int:
     """Prints the checks.
+
+    Args:
+        model: directory of a target to ask about, too.
+        drafter: directory of a drafter for it.
 
     Returns:
         0 if all passed, 1 otherwise.
@@ -22,12 +28,16 @@ def run() -> int:
         ("arctic-inference", lambda: importlib.metadata.version("arctic-inference")),
         ("plugin", _plugin),
     ]
+    if model is not None:
+        checks += probe.checks(model, drafter)
+    elif drafter is not None:
+        raise ValueError("--drafter needs its target, too: tlt-engine doctor MODEL --drafter DIR")
     print(f"tlt-engine {__version__} on {platform.platform()}")
     is_healthy = True
     for name, check in checks:
         try:
             print(f"  ok    {name:<18} {check()}")
-        except (RuntimeError, ImportError, importlib.metadata.PackageNotFoundError) as error:
+        except (RuntimeError, ValueError, OSError, ImportError, importlib.metadata.PackageNotFoundError) as error:
             is_healthy = False
             print(f"  FAIL  {name:<18} {error}")
     return 0 if is_healthy else 1

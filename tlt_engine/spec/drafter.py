@@ -26,6 +26,8 @@ class DraftRequest:
     ``len(token_ids) - num_prompt_tokens``."""
     max_depth: int
     """Most draft tokens that can be accepted before the request must end; deeper nodes are cut."""
+    temperature: float = 1.0
+    """Of a request with a seed; it divides the target's logits before the noise is added."""
 
 
 class FinishReason(Enum):

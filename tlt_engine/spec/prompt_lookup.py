@@ -11,6 +11,7 @@ from tlt_engine.config import PromptLookupConfig
 from tlt_engine.spec.backoff_model import BackoffModel, last_two
 from tlt_engine.spec.calibration import Calibration, Continuation
 from tlt_engine.spec.drafter import DraftRequest, FinishReason
+from tlt_engine.spec.graft import unite
 from tlt_engine.spec.noise import gumbel_noise
 from tlt_engine.spec.response_cache import ResponseCache
 from tlt_engine.spec.tree import EMPTY_TREE, ROOT, DraftTree
@@ -144,21 +145,13 @@ class PromptLookup:
         return answer
 
     def _merge(self, answers: Sequence[Sequence[Continuation]]) -> DraftTree:
-        """Unites the answers by path; a node that several answers hold has the best of their estimates."""
-        node_of: dict[tuple[int, int], int] = {}
-        probs: list[float] = []
-        sources: list[str] = []
-        for answer in answers:
-            places = [ROOT]  # so that the place of parent -1 is the root
-            for (token_id, parent, kind, *_), prob in zip(answer, self._calibration.reach(answer), strict=True):
-                node = node_of.setdefault((places[parent + 1], token_id), len(probs))
-                if node == len(probs):
-                    probs.append(prob)
-                    sources.append(str(kind[0]))
-                elif prob > probs[node]:
-                    probs[node], sources[node] = prob, str(kind[0])
-                places.append(node)
-        return DraftTree([token_id for _, token_id in node_of], [parent for parent, _ in node_of], probs, sources)
+        return unite(
+            (
+                (token_id, parent, prob, str(kind[0]))
+                for (token_id, parent, kind, *_), prob in zip(answer, self._calibration.reach(answer), strict=True)
+            )
+            for answer in answers
+        )
 
 
 def _continuations(

@@ -19,6 +19,7 @@ from vllm.v1.outputs import SamplerOutput
 from tlt_engine import ops
 from tlt_engine.spec.drafter import DraftRequest
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree, TreeBatch
+from tlt_engine.worker.feature_tap import CommittedRows
 from tlt_engine.worker.proposer import TltProposer
 from tlt_engine.worker.requests import SeedStore, drafts_chain_only, finish_reason, may_draft
 from tlt_engine.worker.row_metadata import has_custom_processors
@@ -42,6 +43,8 @@ class Step:
 
     batch: TreeBatch
     drafts: list[DraftTree]
+    query_ends: npt.NDArray[np.int32]
+    """``[num_reqs]``. Prefix sums of the step's query rows."""
     root_rows: npt.NDArray[np.int64]
     """``[num_reqs]``. Query row of each request's root."""
     trees: TreeRows | None
@@ -67,7 +70,12 @@ class TreeRunnerMixin(StockRunner):
         self._tlt_sampler = TreeSampler(self.sampler, walk_by_level=self.device.type == "cpu")
         self._tlt_planes: list[list[Tensor]] = []
         self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_rank << 32))
+        self._tlt_committed: CommittedRows | None = None
+        self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layer_ids)
         self.tlt_has_custom_processors = has_custom_processors(self.input_batch.logitsprocs)
+
+    def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
+        return self.drafter.aux_layer_ids
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
@@ -94,6 +102,8 @@ class TreeRunnerMixin(StockRunner):
             self.drafter.finish(req_id, finish_reason(self.requests.get(req_id), self.max_model_len))
             self.tlt_trees.forget(req_id)
             self._tlt_seeds.forget(req_id)
+            if self.drafter.tap is not None:
+                self.drafter.tap.finish(req_id, self.requests.get(req_id))
         for request in scheduler_output.scheduled_new_reqs:
             self._tlt_seeds.add(request.req_id, request.sampling_params)
         corrections = super()._update_states(scheduler_output)
@@ -112,6 +122,7 @@ class TreeRunnerMixin(StockRunner):
         step = Step(
             batch,
             drafts,
+            query_ends,
             (query_ends - batch.num_rows).astype(np.int64),
             None,
             is_decode_only=int(query_ends[-1]) == batch.total_rows,
@@ -157,6 +168,9 @@ class TreeRunnerMixin(StockRunner):
         accepted_rows = paths.rows.cpu().numpy()
         self._compact_kv(step, accepted_rows)
         self._count(step, accepted_rows)
+        if self.drafter.tap is not None:
+            num_computed = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
+            self._tlt_committed = CommittedRows.of_step(step.query_ends, step.root_rows, accepted_rows, num_computed)
         # Elsewhere than on CPU the clock sees launches, not work.
         if step.is_decode_only and self.drafter.drafts and self.device.type == "cpu":
             context_lens = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
@@ -168,10 +182,21 @@ class TreeRunnerMixin(StockRunner):
         return common_attn_metadata is not None  # lengths are limited request by request when drafts are made
 
     def propose_draft_token_ids(
-        self, scheduler_output: SchedulerOutput, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
+        self,
+        scheduler_output: SchedulerOutput,
+        sampled_token_ids: list[list[int]],
+        sampling_metadata: Any,
+        hidden_states: Tensor,
+        sample_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        *args: Any,
     ) -> list[list[int]]:
         """Proposes the drafts of the next step and keeps their trees; vLLM sees the tokens only."""
         tp_group = get_tp_group()
+        if self.drafter.tap is not None and self._tlt_committed is not None and tp_group.is_first_rank:
+            assert aux_hidden_states is not None
+            self.drafter.tap.take(self.input_batch.req_ids, self._tlt_committed, aux_hidden_states, hidden_states)
+            self._tlt_committed = None
         if tp_group.world_size == 1:
             trees = self._propose_trees(sampled_token_ids)
         else:  # measured times decide about rows, and each rank measures its own
@@ -212,6 +237,7 @@ class TreeRunnerMixin(StockRunner):
             seed=None if state.sampling_params.temperature < GREEDY_BELOW else self._tlt_seeds[state.req_id],
             max_nodes=max(0, min(self.num_spec_tokens, room)),
             max_depth=max(0, max_tokens - len(state.output_token_ids) - 1),
+            temperature=state.sampling_params.temperature,
         )
 
     def _noise_keys(self, batch: TreeBatch) -> NoiseKeys:

@@ -1,7 +1,12 @@
 """Whether a target can be served with method ``tlt``: asked before weights load, answered in one sentence."""
 
+from pathlib import Path
+
+from transformers import AutoTokenizer
 from vllm import envs
 from vllm.config import ModelConfig, ParallelConfig
+
+from tlt_engine.drafter.checkpoint import check_fits_target, load_checkpoint
 
 
 def refuse_unservable(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -13,6 +18,18 @@ def refuse_unservable(model: ModelConfig, parallel: ParallelConfig) -> None:
     reason = _reason(model, parallel)
     if reason is not None:
         raise ValueError(f"method 'tlt' cannot serve {model.model}: {reason}")
+
+
+def refuse_wrong_drafter(directory: Path, model: ModelConfig) -> None:
+    """Refuses a drafter that is damaged or was made for another target, before the target's weights load.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    tokenizer = None
+    if not model.skip_tokenizer_init:
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
+    check_fits_target(load_checkpoint(directory), model.hf_text_config, tokenizer, f"drafter {directory}")
 
 
 def _reason(model: ModelConfig, parallel: ParallelConfig) -> str | None:

@@ -3,17 +3,25 @@
 import importlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
+from tlt_engine.drafter.checkpoint import Checkpoint, load_checkpoint
+from tlt_engine.drafter.config import default_aux_layer_ids
+from tlt_engine.drafter.feature_ring import FeatureRing
+from tlt_engine.drafter.grafted import GraftedDrafter
+from tlt_engine.drafter.learned import LearnedDrafter
+from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.spec.draft_gate import ChoiceBias, DraftGate
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
+from tlt_engine.worker.feature_tap import FeatureTap, SampleRecorder
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -29,15 +37,64 @@ class TltProposer:
         self.step_cost = StepCost()
         self.num_failures = 0
         self.draft_seconds = 0.0
+        self.tap: FeatureTap | None = None
+        self._runtime: DrafterRuntime | None = None
         self._gate = DraftGate()
         self._bias = ChoiceBias()
-        self._drafter = build_drafter(self.config)
+        self._drafter: Drafter | None = None if self.config.is_learned else build_drafter(self.config)
+        self._vllm_config = vllm_config
+        self._checkpoint = load_checkpoint(Path(self.config.drafter)) if self.config.is_learned else None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._failures_in_a_row = 0
         self._pause_left = 0
 
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs are needed; empty if none are."""
+        if self._checkpoint is not None:
+            return self._checkpoint.config.aux_layer_ids
+        if self.config.record_samples:
+            return default_aux_layer_ids(self._vllm_config.model_config.hf_text_config.num_hidden_layers)
+        return ()
+
     def load_model(self, target_model: Any) -> None:
-        """Does nothing: there are no weights of ours. vLLM's CPU runner calls it without asking."""
+        """Builds what needs the target: the learned drafter shares its embedding. The runner calls it once."""
+        if not self.aux_layer_ids:
+            return
+        model_config, settings = self._vllm_config.model_config, self.config.learned
+        num_slots = min(self._vllm_config.scheduler_config.max_num_seqs, settings.capture_threshold)
+        ring = FeatureRing(
+            num_slots,
+            self._checkpoint.config.window if self._checkpoint is not None else 1,
+            len(self.aux_layer_ids) * model_config.get_hidden_size(),
+            dtype=model_config.dtype,
+            device=self._vllm_config.device_config.device,
+        )
+        self.tap = FeatureTap(ring, settings.capture_threshold)
+        if self.config.record_samples:
+            self.tap.recorder = SampleRecorder()
+        if self._checkpoint is not None:
+            model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
+            shape = TreeShape(settings.draft_depth, settings.top_k)
+            self._runtime = DrafterRuntime(model, target_model.embed_input_ids, ring, num_slots, shape)
+            learned = LearnedDrafter(self._runtime, ring)
+            lookup = PromptLookup(self.config.prompt_lookup) if settings.is_grafted else None
+            self._drafter = learned if lookup is None else GraftedDrafter(learned, lookup)
+
+    def swap_weights(self, checkpoint: Checkpoint) -> None:
+        """Puts other weights of the same shape into the learned drafter, between two steps.
+
+        Raises:
+            ValueError: there is no learned drafter, or it has another shape.
+        """
+        if self._runtime is None:
+            raise ValueError(f"drafter {self.config.drafter!r} has no weights; name a drafter's directory to serve one")
+        model = self._runtime.model
+        if checkpoint.config != model.config:
+            raise ValueError(f"the new drafter has another shape: {checkpoint.config}, expected {model.config}")
+        model.load_state_dict(checkpoint.tensors)  # in place, and converted to the model's dtype
+        self._runtime.weights_changed()
+        self._failures_in_a_row = self._pause_left = 0
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Is never reached when the worker is ours; stock's runner would call it."""
@@ -157,7 +214,7 @@ class TltProposer:
 
 
 def build_drafter(config: TltConfig) -> Drafter | None:
-    """Builds the configured drafter.
+    """Builds a configured drafter that needs nothing of the target.
 
     Raises:
         ValueError: the user's own drafter cannot be imported or does not take its arguments.

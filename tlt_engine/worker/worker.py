@@ -1,10 +1,13 @@
 """What both workers share: RPC methods, the start-up table, and the target's version."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
 from tlt_engine import __version__
+from tlt_engine.drafter.checkpoint import load_checkpoint
+from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.worker.model_runner import TreeRunnerMixin
 
 if TYPE_CHECKING:
@@ -58,6 +61,17 @@ class TltWorkerMixin(StockWorker):
         self._target_version += 1
         self.model_runner.drafter.set_target_version(self._target_version)
         return self._target_version
+
+    def tlt_take_samples(self) -> list[Sample]:
+        """Returns what was recorded of the requests that ended since the last call; needs ``record_samples``."""
+        tap = self.model_runner.drafter.tap
+        if tap is None or tap.recorder is None:
+            raise RuntimeError('nothing is recorded; set "record_samples": true in --speculative-config')
+        return tap.recorder.take_finished()
+
+    def tlt_load_drafter(self, directory: str) -> None:
+        """Replaces the learned drafter's weights by those of a checkpoint of the same shape."""
+        self.model_runner.drafter.swap_weights(load_checkpoint(Path(directory)))
 
     def tlt_status(self) -> dict[str, Any]:
         """Returns the state that ``/tlt/status`` shows: plain data, counted since the start."""

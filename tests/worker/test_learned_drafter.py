@@ -1,0 +1,193 @@
+"""Features are the target's, whatever the scheduler did; and a learned drafter changes speed, never tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import EngineJob, run_engine
+from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity, load_checkpoint, save_checkpoint
+from tlt_engine.drafter.config import DrafterConfig
+from tlt_engine.drafter.export import export
+from tlt_engine.drafter.feature_ring import FeatureRing
+from tlt_engine.drafter.initialise import TargetWeights, initialise
+from tlt_engine.drafter.learned import LearnedDrafter
+from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
+from tlt_engine.drafter_trainer.sample_store import SampleStore
+from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
+from tlt_engine.drafter_trainer.warmup import choose_draft_vocabulary, epoch
+from tlt_engine.spec.drafter import DraftRequest
+from worker.cases import TINY_ENGINE
+from worker.test_losslessness_tiny import assert_same_tokens, oracle
+
+AUX_LAYERS = (1, 2)
+TRAINING_PASSES = 30
+DRAFT_VOCAB = 400
+
+
+@pytest.fixture(scope="session")
+def recorded(tiny_llama, batches, answers, tmp_path_factory):
+    """Greedy and sampled text, with trees, chunked prefills, cached prefixes and an abort."""
+    folder = tmp_path_factory.mktemp("samples")
+    job = EngineJob(
+        tiny_llama,
+        [batches[0], batches[1], {**batches[0], "abort_after": {"3": 6}}],
+        {"method": "tlt", "record_samples": True, **oracle(answers)},
+        TINY_ENGINE,
+        samples_folder=str(folder),
+    )
+    return run_engine(job), list(SampleStore(folder))
+
+
+def save_drafter(model, config, folder):
+    identity = TargetIdentity.of("tiny", config, None, model.draft_vocabulary)
+    provenance = Provenance(target=identity, recipe="eagle3", num_tokens_seen=0, num_steps=0)
+    save_checkpoint(folder, model, provenance)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def drafters(tiny_llama, recorded, tmp_path_factory):
+    """Two drafters of one shape: trained on what was recorded, and untrained."""
+    config = AutoConfig.from_pretrained(tiny_llama)
+    weights = TargetWeights(Path(tiny_llama))
+    model = DrafterModel(DrafterConfig.from_target(config, window=96, draft_vocab_size=DRAFT_VOCAB))
+    model.set_draft_vocabulary(choose_draft_vocabulary(recorded[1], DRAFT_VOCAB, config.vocab_size))
+    initialise(model, weights, config.num_hidden_layers, "last_layer")
+    folder = tmp_path_factory.mktemp("drafters")
+    untrained = save_drafter(model, config, folder / "untrained")
+    embedding, head = weights.embedding, weights.head
+    trainer = Trainer(
+        model,
+        lambda token_ids: F.embedding(token_ids, embedding),
+        lambda hidden: F.linear(hidden, head),
+        TrainerConfig(learning_rate=3e-3),
+    )
+    for number in range(TRAINING_PASSES):
+        for micro_batches in epoch(recorded[1], number):
+            trainer.step(micro_batches)
+    return save_drafter(model, config, folder / "trained"), untrained
+
+
+@pytest.mark.slow
+def test_recorded_features_are_those_of_transformers(tiny_llama, recorded, prompts):
+    result, samples = recorded
+    target = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    starts, lengths = set(), set()
+    assert len(samples) == 3 * len(prompts)
+    for sample in samples:
+        batch, index = map(int, sample.req_id.partition("-")[0].split("."))
+        sequence = result.batches[batch][index]
+        start = sample.first_position
+        if sequence:  # the aborted one has no output to compare with
+            written = prompts[index] + sequence[0]["token_ids"]
+            assert sample.token_ids.tolist() == written[start:-1]
+            assert sample.num_prompt_tokens == len(prompts[index])
+            with torch.no_grad():
+                output = target.model(torch.tensor([written[:-1]]), output_hidden_states=True)
+            features = torch.cat([output.hidden_states[layer][0] for layer in AUX_LAYERS], dim=-1)
+            assert torch.allclose(sample.features, features[start:], atol=2e-3, rtol=1e-3), sample.req_id
+            assert torch.allclose(sample.final_hidden, output.last_hidden_state[0, start:], atol=2e-3, rtol=1e-3)
+        starts.add(start)
+        lengths.add(len(sample))
+    assert max(starts) >= 32, "no prefix came from the cache"
+    assert max(lengths) > 128, "no prefill was chunked"
+    assert result.status["kv_moves"] > 0, "no tree was accepted off its first path"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_grafted", [True, False])
+def test_a_learned_drafter_changes_no_token(run_tlt, batches, without_drafts, drafters, is_grafted):
+    trained, _ = drafters
+    result = run_tlt(batches, drafter=trained, learned={"is_grafted": is_grafted})
+    assert_same_tokens(result, without_drafts, batches)
+    learned = result.status["sources"]["learned"]
+    assert learned["accepted"] > 20
+    assert result.status["drafter_failures"] == 0
+    assert ("request" in result.status["sources"]) == is_grafted
+    for name in ("drafter.features", "drafter.keys", "drafter.weights", "prompt_lookup.suffix_trees"):
+        assert (name in result.status["memory"]) == (is_grafted or "lookup" not in name)
+
+
+@pytest.mark.slow
+def test_training_helps(run_tlt, batches, drafters):
+    lengths = [
+        run_tlt(batches[:1], drafter=drafter, learned={"is_grafted": False}).status["acceptance_length"] or 1.0
+        for drafter in drafters
+    ]
+    assert lengths[0] > lengths[1] + 0.2, lengths
+
+
+@pytest.mark.slow
+def test_weights_swapped_in_mid_request_change_no_token(tiny_llama, batches, without_drafts, drafters):
+    trained, untrained = drafters
+    job = EngineJob(
+        tiny_llama,
+        batches[:3],
+        {"method": "tlt", "drafter": untrained, "learned": {"is_grafted": False}},
+        TINY_ENGINE,
+        calls=[(0, 9, "tlt_load_drafter", [trained]), (1, 12, "tlt_load_drafter", [untrained])],
+    )
+    result = run_engine(job)
+    assert_same_tokens(result, without_drafts, batches[:3])
+    assert result.status["drafter_failures"] == 0
+
+
+@pytest.mark.slow
+def test_weights_that_are_no_numbers_cost_drafts_only(tiny_llama, batches, without_drafts, drafters):
+    job = EngineJob(
+        tiny_llama,
+        batches[:1],
+        {"method": "tlt", "drafter": drafters[0], "learned": {"is_grafted": False}},
+        {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.Spoiler"},
+        calls=[(0, 5, "spoil_drafter", [])],
+    )
+    result = run_engine(job)
+    assert_same_tokens(result, without_drafts, batches[:1])
+    assert result.status["drafter_failures"] > 0
+    assert result.log.count("numbers that are not finite") == 1
+
+
+@pytest.mark.slow
+def test_a_full_batch_is_not_tapped(run_tlt, batches, without_drafts, drafters):
+    result = run_tlt(batches[:1], drafter=drafters[0], learned={"is_grafted": False, "capture_threshold": 2})
+    assert_same_tokens(result, without_drafts, batches[:1])
+    assert result.status["drafts"] < 0.1 * result.status["emitted_tokens"]
+
+
+@pytest.mark.slow
+def test_stock_vllm_drafts_the_same_tokens_from_an_export(tiny_llama, batches, prompts, recorded, drafters, tmp_path):
+    checkpoint = load_checkpoint(Path(drafters[0]))
+    export(checkpoint, tmp_path / "eagle3", to="vllm")
+    eagle3 = {"method": "eagle3", "model": str(tmp_path / "eagle3"), "num_speculative_tokens": 4}
+    # Across chunks and cached prefixes stock's drafter has keys of other next tokens; in one piece it has its own.
+    whole = {**TINY_ENGINE, "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+    result = run_engine(EngineJob(tiny_llama, batches[:1], eagle3, whole, traces_drafts=True))
+
+    weights = TargetWeights(Path(tiny_llama))
+    embedding = weights.embedding
+    model = checkpoint.build().requires_grad_(False)
+    num_same = num_compared = 0
+    for req_id, num_tokens, drafted in result.drafts:
+        index = int(req_id.partition("-")[0].split(".")[1])
+        sample = next(sample for sample in recorded[1] if sample.req_id.startswith(f"0.{index}-"))
+        inside = sample.first_position == 0 and num_tokens <= min(len(sample), model.config.window)
+        if not drafted or not inside or num_tokens <= len(prompts[index]):
+            continue
+        ring = FeatureRing(1, model.config.window, model.fc.in_features, dtype=torch.float32)
+        ring.admit("r")
+        ring.reserve("r", 0, num_tokens - 1)
+        rows = torch.arange(num_tokens - 1)
+        ring.write(torch.zeros_like(rows), rows, [sample.features], rows)
+        runtime = DrafterRuntime(model, lambda ids: F.embedding(ids, embedding), ring, 1, TreeShape(4, 1))
+        ids = sample.token_ids[:num_tokens].numpy().astype(np.int32)
+        request = DraftRequest("r", ids, len(prompts[index]), max_nodes=4, seed=None, max_depth=9)
+        (tree,) = LearnedDrafter(runtime, ring).propose([request])
+        num_same += tree.token_ids == drafted
+        num_compared += 1
+    assert num_compared >= 200
+    assert num_same >= 0.99 * num_compared, (num_same, num_compared)  # ties in float32 may fall either way

@@ -1,0 +1,167 @@
+"""``tlt-engine warmup``: a first drafter for a target, from responses that the target writes now."""
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+from transformers import AutoConfig, AutoTokenizer
+
+from tlt_engine import __version__
+from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.config import DEFAULT_DRAFT_VOCAB_SIZE, DEFAULT_WINDOW, DrafterConfig
+from tlt_engine.drafter.initialise import INITIALISATIONS, TargetWeights, initialise
+from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.sample import Sample
+from tlt_engine.drafter_trainer.sample_store import SampleStore
+from tlt_engine.drafter_trainer.trainer import RECIPES, Trainer, TrainerConfig
+from tlt_engine.drafter_trainer.warmup import Evaluation, choose_draft_vocabulary, train
+
+ROUND_PROMPTS = 64
+HELD_OUT_EVERY = 12
+"""One prompt of so many is held out."""
+
+WORK_FOLDER, STATE_FILE = "warmup", "trainer.pt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("model", help="directory of the target")
+    parser.add_argument("--data", required=True, help="prompts.jsonl or reasoning-gym:NAME[+NAME...]")
+    parser.add_argument("--tokens", type=_positive, required=True, help="response tokens to generate and learn from")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the drafter; work in progress lies there")
+    parser.add_argument("--max-tokens", type=_positive, default=384, help="longest response")
+    parser.add_argument("--epochs", type=_positive, default=3, help="passes over the responses")
+    parser.add_argument("--draft-vocab-size", type=_positive, default=DEFAULT_DRAFT_VOCAB_SIZE)
+    parser.add_argument("--window", type=_positive, default=DEFAULT_WINDOW, help="positions the drafter attends to")
+    parser.add_argument("--recipe", choices=sorted(RECIPES), default="eagle3")
+    parser.add_argument("--initialisation", choices=INITIALISATIONS, default="last_layer")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--dtype", default="auto", help="of the target")
+    parser.add_argument("--depth", type=_positive, default=4, help="draft tokens of the chain that is evaluated")
+    parser.add_argument("--keep-samples", action="store_true", help="leave what was recorded in the folder 'warmup'")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Generates, trains, and writes the drafter; started again it goes on where it stopped.
+
+    Args:
+        options: see ``add_arguments``.
+
+    Raises:
+        ValueError: the target or the data cannot be used.
+    """
+    target_config = AutoConfig.from_pretrained(options.model)
+    config = DrafterConfig.from_target(target_config, draft_vocab_size=options.draft_vocab_size, window=options.window)
+    weights = TargetWeights(Path(options.model))
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    store = SampleStore(options.out / WORK_FOLDER)
+    samples = _record(options, tokenizer, store)
+    # Even prompts were answered greedily: acceptance of a greedy chain is exact on their text only.
+    held_out = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY == 0]
+    learnt = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY != 0]
+
+    model = DrafterModel(config)
+    model.set_draft_vocabulary(choose_draft_vocabulary(learnt, config.draft_vocab_size, config.vocab_size))
+    initialise(model, weights, target_config.num_hidden_layers, options.initialisation, options.seed)
+    embedding, head = weights.embedding, weights.head
+    trainer = Trainer(
+        model,
+        lambda token_ids: F.embedding(token_ids, embedding),
+        lambda hidden: F.linear(hidden, head),
+        TrainerConfig(recipe=options.recipe, learning_rate=options.learning_rate),
+    )
+    identity = TargetIdentity.of(options.model, target_config, tokenizer, model.draft_vocabulary)
+    bar = tqdm(desc="train", unit="evaluation", total=None)
+
+    def report(evaluation: Evaluation, loss: float, is_best: bool) -> None:
+        rates = " ".join(f"{rate:.2f}" for rate in evaluation.acceptance_rates)
+        text = "" if math.isnan(loss) else f"loss {loss:.3f}, "
+        bar.update()
+        bar.write(
+            f"{evaluation.num_tokens:>9} tokens: {text}held-out acceptance length "
+            f"{evaluation.acceptance_length:.3f} (by depth {rates}){' *' if is_best else ''}"
+        )
+        if is_best:
+            save_checkpoint(options.out, model, _provenance(options, identity, trainer, evaluation, len(held_out)))
+
+    train(
+        trainer,
+        learnt,
+        held_out,
+        lambda token_ids: F.embedding(token_ids, embedding),
+        num_epochs=options.epochs,
+        depth=options.depth,
+        evaluations_per_epoch=4,
+        report=report,
+        state_file=options.out / WORK_FOLDER / STATE_FILE,
+    )
+    bar.close()
+    if not options.keep_samples:
+        (options.out / WORK_FOLDER / STATE_FILE).unlink(missing_ok=True)
+        store.clear()
+    print(f"written: {options.out}")
+    return 0
+
+
+def _record(options: argparse.Namespace, tokenizer: object, store: SampleStore) -> list[Sample]:
+    """Generates rounds of responses until there are enough tokens of the target's own."""
+    from tlt_engine.server.recording import RecordingEngine, read_prompts
+
+    samples = list(store)
+    num_tokens = sum(map(_num_written, samples))
+    engine: RecordingEngine | None = None
+    with tqdm(desc="generate", unit="tokens", total=options.tokens, initial=num_tokens) as bar:
+        while num_tokens < options.tokens:
+            first = store.num_rounds * ROUND_PROMPTS
+            prompts = read_prompts(options.data, tokenizer, first + ROUND_PROMPTS, options.seed)[first:]
+            engine = engine or RecordingEngine(
+                options.model,
+                max_model_len=options.max_tokens + 1024,
+                max_num_seqs=32,
+                dtype=options.dtype,
+                seed=options.seed,
+            )
+            temperatures = [float((first + place) % 2) for place in range(len(prompts))]
+            recorded = engine.generate(
+                prompts, temperatures=temperatures, max_tokens=options.max_tokens, first_seed=options.seed + first
+            )
+            recorded = [replace(sample, req_id=str(first + int(sample.req_id))) for sample in recorded]
+            store.add(recorded, torch.bfloat16)
+            num_tokens += sum(map(_num_written, recorded))
+            bar.update(sum(map(_num_written, recorded)))
+    if engine is not None:
+        engine.close()
+    return list(store)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return int(text)
+
+
+def _num_written(sample: Sample) -> int:
+    return len(sample) - sample.num_prompt_tokens
+
+
+def _number(sample: Sample) -> int:
+    return int(sample.req_id)
+
+
+def _provenance(
+    options: argparse.Namespace, identity: TargetIdentity, trainer: Trainer, evaluation: Evaluation, num_held_out: int
+) -> Provenance:
+    return Provenance(
+        target=identity,
+        recipe=options.recipe,
+        num_tokens_seen=evaluation.num_tokens,
+        num_steps=trainer.num_steps,
+        held_out=f"{num_held_out} greedy responses to other prompts of {options.data}",
+        held_out_acceptance_rates=tuple(evaluation.acceptance_rates),
+        engine_version=__version__,
+    )

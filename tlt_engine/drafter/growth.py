@@ -1,0 +1,100 @@
+"""Draft trees from a drafter's distributions: grown level by level, cut to the likeliest nodes.
+
+Shape suffixes: B requests, K children kept a node, V draft vocabulary, N nodes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tlt_engine import ops
+from tlt_engine.spec.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The nodes of one level that are expanded."""
+
+    nodes_BK: Tensor
+    """int64. Their indices among all nodes grown so far."""
+    draft_ids_BK: Tensor
+    """int64. Their tokens, as indices into the draft vocabulary."""
+    parents_BK: Tensor
+    """int64. Place of each one's parent in the frontier of the level before; 0 at the first level."""
+
+
+class TreeGrowth:
+    """Candidates of all levels with the log-probability of the path to each.
+
+    Source: EAGLE-2 (arXiv:2406.16858), expansion and re-ranking by cumulative probability.
+    """
+
+    def __init__(self, top_k: int) -> None:
+        self._top_k = top_k
+        self._draft_ids: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._scores: list[Tensor] = []
+        self._frontier_scores: Tensor | None = None
+        self._frontier_nodes: Tensor | None = None
+
+    def first_level(self, log_probs_BV: Tensor) -> Frontier:
+        """Grows the children of the roots."""
+        scores_BK, draft_ids_BK = log_probs_BV.topk(min(self._top_k, log_probs_BV.shape[-1]), dim=-1)
+        self._draft_ids.append(draft_ids_BK)
+        self._parents.append(torch.full_like(draft_ids_BK, ROOT))
+        self._scores.append(scores_BK)
+        nodes_BK = torch.arange(scores_BK.shape[1], device=scores_BK.device).expand_as(draft_ids_BK)
+        self._frontier_scores, self._frontier_nodes = scores_BK, nodes_BK
+        return Frontier(nodes_BK, draft_ids_BK, torch.zeros_like(draft_ids_BK))
+
+    def next_level(self, log_probs_BKV: Tensor) -> Frontier:
+        """Grows the children of the last frontier and chooses the next one."""
+        assert self._frontier_scores is not None
+        assert self._frontier_nodes is not None
+        scores_BKC, draft_ids_BKC = log_probs_BKV.topk(min(self._top_k, log_probs_BKV.shape[-1]), dim=-1)
+        num_children = scores_BKC.shape[-1]
+        scores_BN = (self._frontier_scores[..., None] + scores_BKC).flatten(1)
+        draft_ids_BN = draft_ids_BKC.flatten(1)
+        num_before = sum(scores.shape[1] for scores in self._scores)
+        self._draft_ids.append(draft_ids_BN)
+        self._parents.append(self._frontier_nodes.repeat_interleave(num_children, dim=1))
+        self._scores.append(scores_BN)
+        self._frontier_scores, places_BK = scores_BN.topk(min(self._top_k, scores_BN.shape[1]), dim=-1)
+        self._frontier_nodes = places_BK + num_before
+        return Frontier(
+            self._frontier_nodes, draft_ids_BN.gather(1, places_BK), places_BK.div(num_children, rounding_mode="floor")
+        )
+
+    def trees(self, draft_vocabulary: Tensor, max_nodes: list[int], source: str) -> list[DraftTree]:
+        """Returns each request's likeliest nodes, parents before children.
+
+        Args:
+            draft_vocabulary: ``[draft_vocab]`` int64. Token id of each draft index.
+            max_nodes: for each request, most nodes of its tree.
+            source: name for the hit rates.
+
+        Raises:
+            RuntimeError: the scores are no numbers.
+        """
+        scores_BN = torch.cat(self._scores, dim=1)
+        if bool(scores_BN.isnan().any()):
+            raise RuntimeError("the drafter's weights give numbers that are not finite; load another drafter")
+        nodes_BN, parents_BN = ops.tree_build(
+            scores_BN.float(),
+            torch.cat(self._parents, dim=1).int(),
+            torch.tensor(max_nodes, dtype=torch.int32, device=scores_BN.device),
+            min(max(max_nodes), scores_BN.shape[1]),
+        )
+        places_BN = nodes_BN.clamp(min=0).long()
+        columns = (
+            nodes_BN,
+            draft_vocabulary[torch.cat(self._draft_ids, dim=1).gather(1, places_BN)],
+            parents_BN,
+            scores_BN.gather(1, places_BN).exp(),
+        )
+        trees: list[DraftTree] = []
+        for nodes, token_ids, parents, probs in zip(*(column.tolist() for column in columns), strict=True):
+            size = sum(node >= 0 for node in nodes)
+            trees.append(DraftTree(token_ids[:size], parents[:size], probs[:size], [source] * size))
+        return trees

@@ -1,0 +1,63 @@
+"""The learned drafter behind the protocol that every drafter obeys."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tlt_engine.drafter.feature_ring import FeatureRing
+from tlt_engine.drafter.runtime import DrafterRuntime
+from tlt_engine.spec.drafter import DraftRequest, FinishReason
+from tlt_engine.spec.noise import gumbel_noise
+from tlt_engine.spec.tree import DraftTree
+
+SHARPNESS = 1.0
+"""Divides scores before they become probabilities: how sure the drafter is that its best token is the target's."""
+
+
+class LearnedDrafter:
+    """Drafts with the network.
+
+    Where the target draws, it takes the token whose score plus noise is largest, and the noise is known before the
+    target has run. The drafter adds the same noise to its own scores: so it need not guess what chance will do, only
+    what the target thinks.
+    """
+
+    def __init__(self, runtime: DrafterRuntime, ring: FeatureRing) -> None:
+        self.runtime = runtime
+        self._ring = ring
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Returns one tree a request; nodes carry the estimated probability of their path."""
+        return self.runtime.draft(requests, self._log_probs)
+
+    def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
+        """Does nothing: the features of what was accepted are in the ring."""
+
+    def finish(self, req_id: str, reason: FinishReason) -> None:
+        """Frees what was kept of a request."""
+        if req_id in self._ring:
+            self.runtime.keys.forget(self._ring.slot(req_id))
+            self._ring.drop(req_id)
+
+    def set_target_version(self, target_version: int) -> None:
+        """Does nothing: features of running requests are those their tokens were drawn with."""
+
+    def num_bytes(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes of the ring, the keys and the weights, which are all allocated at the start."""
+        weights = sum(parameter.nbytes for parameter in self.runtime.model.parameters())
+        sizes = {
+            "drafter.features": self._ring.num_bytes(),
+            "drafter.keys": self.runtime.keys.num_bytes(),
+            "drafter.weights": weights,
+        }
+        return {name: (size, size) for name, size in sizes.items()}
+
+    def _log_probs(self, requests: Sequence[DraftRequest], logits_BKV: Tensor, depth: int) -> Tensor:
+        scores = logits_BKV.float()
+        for place, request in enumerate(requests):
+            if request.seed is not None:
+                position = len(request.token_ids) - request.num_prompt_tokens + depth
+                noise = gumbel_noise(request.seed, position, self.runtime.vocabulary_np)
+                scores[place] = scores[place] / request.temperature + torch.from_numpy(noise).to(scores.device)
+        return (scores / SHARPNESS).log_softmax(dim=-1)

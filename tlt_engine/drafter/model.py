@@ -1,0 +1,167 @@
+"""The drafter's network: parameter names are those of vLLM's plain ``eagle3`` layout.
+
+At position ``i`` it reads the target's features of position ``i`` and the embedding of token ``i + 1``, and predicts
+token ``i + 2``. Where a feature is not known yet, because token ``i`` itself is a draft token, the network's own output
+at the position before stands in for it.
+
+Shape suffixes: T positions, A features side by side, D hidden size, N heads, K key-value heads, H head size, V draft
+vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from tlt_engine.drafter.config import DrafterConfig
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention over whatever the caller keeps: (query_TNH, key_TKH, value_TKH), rotary position in, to ``[T, N, H]``."""
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine, ``[T, 1, H]`` each."""
+
+
+class DrafterAttention(nn.Module):
+    """Projections of the one attention layer; what is attended to is the caller's."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self._head_dim = config.head_dim
+        input_size = 2 * config.hidden_size  # the embedding and the feature, side by side
+        query_size = config.num_attention_heads * config.head_dim
+        key_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(input_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self._normalises_heads = config.qk_norm
+
+    def keys_values(self, input_TD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        key_TKH = self.k_proj(input_TD).unflatten(-1, (-1, self._head_dim))
+        value_TKH = self.v_proj(input_TD).unflatten(-1, (-1, self._head_dim))
+        return _rotate(self.k_norm(key_TKH) if self._normalises_heads else key_TKH, rotary), value_TKH
+
+    def forward(self, input_TD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        query_TNH = self.q_proj(input_TD).unflatten(-1, (-1, self._head_dim))
+        query_TNH = _rotate(self.q_norm(query_TNH) if self._normalises_heads else query_TNH, rotary)
+        output_TNH = attend(query_TNH, *self.keys_values(input_TD, rotary))
+        return self.o_proj(output_TNH.flatten(-2))
+
+
+class DrafterMLP(nn.Module):
+    """Gated MLP, as the target's."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self._activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        return self.down_proj(self._activation(self.gate_proj(hidden_TD)) * self.up_proj(hidden_TD))
+
+
+class DrafterLayer(nn.Module):
+    """The decoder layer; the residual runs from the feature, before its norm."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = DrafterAttention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = DrafterMLP(config)
+
+    def attention_input(self, embedding_TD: Tensor, hidden_TD: Tensor) -> Tensor:
+        return torch.cat([self.input_layernorm(embedding_TD), self.hidden_norm(hidden_TD)], dim=-1)
+
+    def forward(self, embedding_TD: Tensor, hidden_TD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        hidden_TD = hidden_TD + self.self_attn(self.attention_input(embedding_TD, hidden_TD), rotary, attend)
+        return hidden_TD + self.mlp(self.post_attention_layernorm(hidden_TD))
+
+
+class DrafterModel(nn.Module):
+    """EAGLE-3 with one layer, its own head over a part of the vocabulary, and the target's embedding.
+
+    Source: EAGLE-3 (arXiv:2503.01840).
+    """
+
+    d2t: Tensor
+    """``[draft_vocab]`` int64. What to add to a draft token's index to get the target's token id."""
+    t2d: Tensor
+    """``[vocab]`` bool. Tokens that can be drafted."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.aux_layer_ids) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.midlayer = DrafterLayer(config)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+        # In a list, so that it is no submodule: a conversion to bfloat16 would round its frequencies.
+        self._rotary_embedding = [LlamaRotaryEmbedding(config.to_transformers())]
+
+    def set_draft_vocabulary(self, token_ids: Tensor) -> None:
+        """Chooses the tokens that can be drafted.
+
+        Args:
+            token_ids: ``[draft_vocab]`` int64. Distinct, ascending token ids of the target.
+        """
+        assert token_ids.shape == self.d2t.shape
+        assert bool((token_ids.diff() > 0).all())
+        self.d2t.copy_(token_ids - torch.arange(len(token_ids), device=token_ids.device))
+        self.t2d.zero_()
+        self.t2d[token_ids] = True
+
+    @property
+    def draft_vocabulary(self) -> Tensor:
+        """``[draft_vocab]`` int64. Token ids of the target that can be drafted, ascending."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, features_TA: Tensor) -> Tensor:
+        """Makes one hidden state of the target's features, ``[T, hidden_size]``."""
+        return self.fc(features_TA)
+
+    def forward(self, embedding_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Runs the layer.
+
+        Args:
+            embedding_TD: ``[T, hidden_size]``. The target's embedding of the token after each position.
+            hidden_TD: ``[T, hidden_size]``. Fused features, or this function's own result where there are none.
+            positions_T: ``[T]`` int64.
+            attend: attention over the keys that each position may see.
+
+        Returns:
+            ``[T, hidden_size]``. What ``logits`` and the next position take.
+        """
+        return self.midlayer(embedding_TD, hidden_TD, self.rotary(hidden_TD, positions_T), attend)
+
+    def keys_values(self, embedding_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values alone, ``[T, kv_heads, head_dim]`` each: one layer's depend on its input only."""
+        layer = self.midlayer
+        rotary = self.rotary(hidden_TD, positions_T)
+        return layer.self_attn.keys_values(layer.attention_input(embedding_TD, hidden_TD), rotary)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Returns the logits over the draft vocabulary, ``[T, draft_vocab]``."""
+        return self.lm_head(self.norm(hidden_TD))
+
+    def rotary(self, like: Tensor, positions_T: Tensor) -> Rotary:
+        """Returns cosine and sine at positions ``[T]``, in the dtype and on the device of ``like``."""
+        cos_TH, sin_TH = self._rotary_embedding[0](like, positions_T)
+        return cos_TH[:, None], sin_TH[:, None]
+
+
+def _rotate(heads_TNH: Tensor, rotary: Rotary) -> Tensor:
+    cos, sin = rotary
+    first, second = heads_TNH.chunk(2, dim=-1)
+    return heads_TNH * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,85 @@
+"""What the target computed for a run of tokens, and several such runs side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Consecutive tokens of one request with what the target computed at each."""
+
+    req_id: str
+    token_ids: Tensor
+    """``[num_tokens]`` int64."""
+    features: Tensor
+    """``[num_tokens, num_aux * target_hidden]``. Outputs of the auxiliary layers, side by side."""
+    final_hidden: Tensor
+    """``[num_tokens, target_hidden]``. What the target's head reads: the prediction of the token after."""
+    first_position: int = 0
+    """Position of the first token in its request."""
+    num_prompt_tokens: int = 0
+    """Tokens of the request that the target did not write; what follows them is learnt."""
+    target_version: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def num_bytes(self) -> int:
+        """Returns the bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in (self.token_ids, self.features, self.final_hidden))
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Samples laid end to end; ``T`` is the number of their tokens."""
+
+    token_ids: Tensor
+    """``[T]`` int64."""
+    features: Tensor
+    """``[T, num_aux * target_hidden]`` float."""
+    final_hidden: Tensor
+    """``[T, target_hidden]`` float."""
+    positions: Tensor
+    """``[T]`` int64. Position in the request."""
+    sample_of: Tensor
+    """``[T]`` int64. Index of the sample."""
+    is_learnt: Tensor
+    """``[T]`` bool. Whether the target itself wrote the token after this one."""
+
+    @classmethod
+    def pack(cls, samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> "PackedBatch":
+        """Lays samples end to end.
+
+        Args:
+            samples: at least one.
+            dtype: of the hidden states; samples keep the model's own.
+        """
+        positions = [torch.arange(len(sample)) + sample.first_position for sample in samples]
+        return cls(
+            torch.cat([sample.token_ids for sample in samples]),
+            torch.cat([sample.features for sample in samples]).to(dtype),
+            torch.cat([sample.final_hidden for sample in samples]).to(dtype),
+            torch.cat(positions),
+            torch.arange(len(samples)).repeat_interleave(torch.tensor([len(sample) for sample in samples])),
+            torch.cat(
+                [where >= sample.num_prompt_tokens - 1 for sample, where in zip(samples, positions, strict=True)]
+            ),
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def visible(self, window: int) -> Tensor:
+        """Returns which positions each sees: of its own sample, not after it, fewer than ``window`` before it.
+
+        Args:
+            window: positions that are seen, the own included.
+
+        Returns:
+            ``[T, T]`` bool.
+        """
+        distance = self.positions[:, None] - self.positions[None, :]
+        return (self.sample_of[:, None] == self.sample_of[None, :]) & (distance >= 0) & (distance < window)

@@ -1,0 +1,172 @@
+"""Takes the target's features of committed tokens out of each step: for the drafter's ring, and for recording.
+
+Committed are the rows of a prefill, the root, and the accepted rows of its tree; rejected rows are never seen again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tlt_engine.drafter.feature_ring import FeatureRing
+from tlt_engine.drafter_trainer.sample import Sample
+
+
+@dataclass(frozen=True)
+class CommittedRows:
+    """Query rows of a step that became tokens of their requests."""
+
+    rows: npt.NDArray[np.int64]
+    """``[num_committed]``. Query rows, request by request, in the order of their positions."""
+    cu_rows: list[int]
+    """``[num_reqs + 1]``. Prefix sums of the committed rows of each request."""
+    first_positions: list[int]
+    """``[num_reqs]``. Position of each request's first committed row."""
+
+    @classmethod
+    def of_step(
+        cls,
+        query_ends: npt.NDArray[np.int32],
+        root_rows: npt.NDArray[np.int64],
+        accepted_rows: npt.NDArray[np.int32],
+        num_computed: npt.NDArray[np.int32],
+    ) -> "CommittedRows":
+        """Finds them.
+
+        Args:
+            query_ends: ``[num_reqs]``. Prefix sums of the step's query rows.
+            root_rows: ``[num_reqs]``. Query row of each request's root.
+            accepted_rows: ``[num_reqs, width]``. Accepted rows inside the request, padded with -1.
+            num_computed: ``[num_reqs]``. Tokens of each request that were committed before the step.
+        """
+        rows: list[int] = []
+        cu_rows = [0]
+        start = 0
+        for end, root, accepted in zip(query_ends.tolist(), root_rows.tolist(), accepted_rows.tolist(), strict=True):
+            rows.extend(range(start, root + 1))
+            rows.extend(root + row for row in accepted if row > 0)
+            cu_rows.append(len(rows))
+            start = end
+        return cls(np.array(rows, np.int64), cu_rows, num_computed.tolist())
+
+
+class FeatureTap:
+    """Writes the features of tapped requests into the ring, and records whole requests while asked to."""
+
+    def __init__(self, ring: FeatureRing, capture_threshold: int) -> None:
+        """Wraps a ring.
+
+        Args:
+            ring: where the drafter reads.
+            capture_threshold: with more requests in a step than these, no request is newly tapped.
+        """
+        self.ring = ring
+        self.recorder: SampleRecorder | None = None
+        self._capture_threshold = capture_threshold
+
+    def take(
+        self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
+    ) -> None:
+        """Takes one step's features.
+
+        Args:
+            req_ids: requests of the step.
+            committed: their committed rows.
+            aux_hidden: ``[num_query_rows, hidden]`` a layer.
+            final_hidden: ``[num_query_rows, hidden]``. What the head reads.
+        """
+        admits = len(req_ids) <= self._capture_threshold
+        rows: list[npt.NDArray[np.int64]] = []
+        slots: list[int] = []
+        positions: list[npt.NDArray[np.int64]] = []
+        for req, req_id in enumerate(req_ids):
+            if req_id not in self.ring and not (admits and self.ring.admit(req_id)):
+                continue
+            first, last = committed.cu_rows[req], committed.cu_rows[req + 1]
+            start = committed.first_positions[req]
+            skipped, slot = self.ring.reserve(req_id, start, last - first)
+            rows.append(committed.rows[first + skipped : last])
+            positions.append(np.arange(start + skipped, start + last - first))
+            slots.extend([slot] * (last - first - skipped))
+        if slots:
+            self.ring.write(
+                torch.tensor(slots),
+                torch.from_numpy(np.concatenate(positions)),
+                list(aux_hidden),
+                torch.from_numpy(np.concatenate(rows)),
+            )
+        if self.recorder is not None:
+            self.recorder.take(req_ids, committed, aux_hidden, final_hidden)
+
+    def finish(self, req_id: str, state: Any) -> None:
+        """Lets go of a request that left.
+
+        Args:
+            req_id: the request.
+            state: vLLM's, with its tokens; None if it never ran.
+        """
+        self.ring.drop(req_id)
+        if self.recorder is not None and state is not None:
+            self.recorder.finish(req_id, [*state.prompt_token_ids, *state.output_token_ids], state.num_prompt_tokens)
+
+
+class SampleRecorder:
+    """Keeps everything of all requests, for warm-up: what training reads later."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
+        self._finished: list[Sample] = []
+
+    def take(
+        self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
+    ) -> None:
+        """Keeps one step's rows."""
+        rows = torch.from_numpy(committed.rows)
+        with torch.inference_mode(False):  # what autograd reads later must not be an inference tensor
+            features = torch.empty(len(rows), sum(part.shape[-1] for part in aux_hidden), dtype=final_hidden.dtype)
+            final = torch.empty(len(rows), final_hidden.shape[-1], dtype=final_hidden.dtype)
+        features.copy_(torch.cat([part[rows] for part in aux_hidden], dim=-1))
+        final.copy_(final_hidden[rows])
+        for req, req_id in enumerate(req_ids):
+            place = slice(committed.cu_rows[req], committed.cu_rows[req + 1])
+            start = committed.first_positions[req]
+            pieces = self._running.setdefault(req_id, [])
+            if pieces and start != pieces[-1][0] + len(pieces[-1][1]):  # preempted: its tokens are computed again
+                pieces.clear()
+            pieces.append((start, features[place], final[place]))
+
+    def finish(self, req_id: str, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        """Makes a sample of a request that ended.
+
+        Args:
+            req_id: the request.
+            token_ids: its prompt and output; the last token has no features.
+            num_prompt_tokens: tokens of the prompt.
+        """
+        pieces = self._running.pop(req_id, [])
+        if not pieces:
+            return
+        with torch.inference_mode(False):
+            features = torch.cat([piece[1] for piece in pieces])
+            final = torch.cat([piece[2] for piece in pieces])
+            first = pieces[0][0]
+            tokens = torch.tensor(token_ids[first : first + len(features)])
+        self._finished.append(
+            Sample(
+                req_id=req_id,
+                token_ids=tokens,
+                features=features[: len(tokens)],
+                final_hidden=final[: len(tokens)],
+                first_position=first,
+                num_prompt_tokens=num_prompt_tokens,
+            )
+        )
+
+    def take_finished(self) -> list[Sample]:
+        """Returns the samples since the last call and forgets them."""
+        finished, self._finished = self._finished, []
+        return finished
