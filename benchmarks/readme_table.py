@@ -134,21 +134,26 @@ def _plain_table(data: dict[str, Any]) -> str:
     return _markdown(["name", "case", "metric", "value (ratio)", "unit", "baseline"], rows)
 
 
-def _drafter_table(data: dict[str, Any]) -> str:
-    """Tokens a step of each drafter, by temperature and number of nodes."""
-    rows = [row for row in data["rows"] if row["metric"] == "tokens_per_step"]
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    lines = ["| tokens a step | " + " | ".join(cases) + " |", "|---" * (len(cases) + 1) + "|"]
-    for name in dict.fromkeys(row["name"] for row in rows):
-        values = {row["case"]: row["value"] for row in rows if row["name"] == name}
-        lines.append(f"| {name} | " + " | ".join(f"{values[case]:.2f}" for case in cases) + " |")
-    return "\n".join(lines)
+def _metric_table(metric: str, title: str) -> Callable[[dict[str, Any]], str]:
+    """Makes a layout that shows one metric, by name and case."""
+
+    def layout(data: dict[str, Any]) -> str:
+        rows = [row for row in data["rows"] if row["metric"] == metric]
+        cases = list(dict.fromkeys(row["case"] for row in rows))
+        lines = []
+        for name in dict.fromkeys(row["name"] for row in rows):
+            values = {row["case"]: row["value"] for row in rows if row["name"] == name}
+            lines.append([name, *(f"{values[case]:.2f}" for case in cases)])
+        return _markdown([title, *cases], lines)
+
+    return layout
 
 
 _LAYOUTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": _decode_table,
     "rollout": _rollout_table,
-    "drafter": _drafter_table,
+    "drafter": _metric_table("tokens_per_step", "tokens a step"),
+    "acceptance": _metric_table("acceptance_length", "acceptance length"),
 }
 
 

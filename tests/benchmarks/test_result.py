@@ -192,7 +192,16 @@ def test_table_comes_from_the_newest_file_and_shows_wrong_tokens(tmp_path):
 
 def test_rollout_gives_every_engine_the_lengths_that_stock_had():
     arguments = argparse.Namespace(
-        model="m", max_tokens=99, group_size=2, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=10
+        model="m",
+        max_tokens=99,
+        group_size=2,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=10,
+        drafter=None,
+        concurrency=None,
     )
     natural = bench_rollout.make_job(arguments, "stock", [[1], [2]], [])
     assert [(request.max_tokens, request.ignore_eos, request.seed) for request in natural.requests] == [
