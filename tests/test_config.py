@@ -28,7 +28,10 @@ def test_travels_as_plain_data():
         ({"num_speculative_tokens": "8"}, r"num_speculative_tokens"),
         ({"max_step_rows": 0}, r"max_step_rows"),
         ({"prompt_lookup": {"min_prob": 1.5}}, r"prompt_lookup\.min_prob"),
-        ({"drafter": "eagle"}, r"drafter: expected 'ngram', 'none' or 'module:Class', got 'eagle'"),
+        (
+            {"drafter": "eagle"},
+            r"drafter: expected 'ngram', 'none', the directory of a trained drafter or 'module:Class', got 'eagle'",
+        ),
         ({"drafter_args": {"a": 1}}, r"drafter_args: drafter 'ngram' takes no arguments"),
     ],
 )
