@@ -7,6 +7,8 @@ import msgspec
 
 MIB = 1 << 20
 
+BUILT_IN_DRAFTERS = ("ngram", "none")
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
@@ -56,6 +58,8 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     record_samples: bool = False
     """Whether everything a drafter learns from is kept of every request until it is fetched; ``tlt-engine warmup``
     does."""
+    max_recorded_bytes: Annotated[int, msgspec.Meta(ge=MIB)] = 4096 * MIB
+    """Cap on what is recorded; requests beyond it are not."""
 
     @classmethod
     def from_user(cls, options: dict[str, Any]) -> "TltConfig":
@@ -75,7 +79,7 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             config = msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
             raise ValueError(f"speculative_config: {error}") from None
-        if config.drafter not in ("ngram", "none") and not config.is_learned and ":" not in config.drafter:
+        if config.drafter not in BUILT_IN_DRAFTERS and not config.is_learned and ":" not in config.drafter:
             raise ValueError(
                 "speculative_config.drafter: expected 'ngram', 'none', the directory of a trained drafter or "
                 f"'module:Class', got {config.drafter!r}"
@@ -86,8 +90,8 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_learned(self) -> bool:
-        """Whether ``drafter`` is a directory."""
-        return Path(self.drafter).is_dir()
+        """Whether ``drafter`` is a directory; a built-in drafter's name is never one."""
+        return self.drafter not in BUILT_IN_DRAFTERS and Path(self.drafter).is_dir()
 
     def to_builtins(self) -> dict[str, Any]:
         """Returns plain data that ``from_user`` reads back; this is what travels in vLLM's ``additional_config``."""

@@ -64,7 +64,7 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
 
     from tlt_engine import compat
     from tlt_engine.config import TltConfig
-    from tlt_engine.worker.platform_support import refuse_unservable, refuse_wrong_drafter
+    from tlt_engine.worker.platform_support import load_fitting_drafter, refuse_unservable
 
     options = dict(args.speculative_config or {})
     method, model_name = options.pop("method", METHOD), options.pop("model", METHOD)
@@ -78,7 +78,7 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
     config = TltConfig.from_user(options)
     refuse_unservable(model, parallel)
     if config.is_learned:
-        refuse_wrong_drafter(Path(config.drafter), model)
+        load_fitting_drafter(Path(config.drafter), model)  # refuses before the target's weights load
     platform = "cpu" if current_platform.is_cpu() else "cuda" if current_platform.is_cuda() else None
     if platform is None:
         raise RuntimeError(f"method 'tlt' runs on CPU and CUDA, not on {current_platform.device_name}")

@@ -67,7 +67,7 @@ class FeatureRing:
         return self._extents[req_id].slot
 
     def reserve(self, req_id: str, first_position: int, num_positions: int) -> tuple[int, int]:
-        """Makes room for a request's next positions, which the caller then writes to ``places``.
+        """Makes room for a request's next positions, which the caller then writes.
 
         A gap or a step back, as after preemption, drops what was held.
 

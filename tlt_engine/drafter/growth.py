@@ -16,8 +16,6 @@ from tlt_engine.spec.tree import ROOT, DraftTree
 class Frontier:
     """The nodes of one level that are expanded."""
 
-    nodes_BK: Tensor
-    """int64. Their indices among all nodes grown so far."""
     draft_ids_BK: Tensor
     """int64. Their tokens, as indices into the draft vocabulary."""
     parents_BK: Tensor
@@ -46,7 +44,7 @@ class TreeGrowth:
         self._scores.append(scores_BK)
         nodes_BK = torch.arange(scores_BK.shape[1], device=scores_BK.device).expand_as(draft_ids_BK)
         self._frontier_scores, self._frontier_nodes = scores_BK, nodes_BK
-        return Frontier(nodes_BK, draft_ids_BK, torch.zeros_like(draft_ids_BK))
+        return Frontier(draft_ids_BK, torch.zeros_like(draft_ids_BK))
 
     def next_level(self, log_probs_BKV: Tensor) -> Frontier:
         """Grows the children of the last frontier and chooses the next one."""
@@ -62,9 +60,7 @@ class TreeGrowth:
         self._scores.append(scores_BN)
         self._frontier_scores, places_BK = scores_BN.topk(min(self._top_k, scores_BN.shape[1]), dim=-1)
         self._frontier_nodes = places_BK + num_before
-        return Frontier(
-            self._frontier_nodes, draft_ids_BN.gather(1, places_BK), places_BK.div(num_children, rounding_mode="floor")
-        )
+        return Frontier(draft_ids_BN.gather(1, places_BK), places_BK.div(num_children, rounding_mode="floor"))
 
     def trees(self, draft_vocabulary: Tensor, max_nodes: list[int], source: str) -> list[DraftTree]:
         """Returns each request's likeliest nodes, parents before children.

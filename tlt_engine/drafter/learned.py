@@ -11,9 +11,6 @@ from tlt_engine.spec.drafter import DraftRequest, FinishReason
 from tlt_engine.spec.noise import gumbel_noise
 from tlt_engine.spec.tree import DraftTree
 
-SHARPNESS = 1.0
-"""Divides scores before they become probabilities: how sure the drafter is that its best token is the target's."""
-
 
 class LearnedDrafter:
     """Drafts with the network.
@@ -60,4 +57,4 @@ class LearnedDrafter:
                 position = len(request.token_ids) - request.num_prompt_tokens + depth
                 noise = gumbel_noise(request.seed, position, self.runtime.vocabulary_np)
                 scores[place] = scores[place] / request.temperature + torch.from_numpy(noise).to(scores.device)
-        return (scores / SHARPNESS).log_softmax(dim=-1)
+        return scores.log_softmax(dim=-1)

@@ -96,10 +96,12 @@ class DrafterRuntime:
 
     def _extend(self, requests: Sequence[DraftRequest]) -> Tensor:
         """Adds the keys that are missing and returns the layer's output at each request's latest feature."""
-        features, token_ids, positions, counts = [], [], [], []
+        features, token_ids, positions, counts, is_new = [], [], [], [], []
         for request in requests:
             start, end = self._ring.extent(request.req_id)
-            first = min(self.keys.missing(self._ring.slot(request.req_id), start, end), end - 1)
+            missing = self.keys.missing(self._ring.slot(request.req_id), start, end)
+            is_new.append(missing < end)  # not so if the request is asked for twice
+            first = min(missing, end - 1)
             features.append(self._ring.read(request.req_id, first, end))
             token_ids.append(torch.from_numpy(request.token_ids[first + 1 : end + 1].astype("int64")))
             positions.append(torch.arange(first, end))
@@ -120,11 +122,10 @@ class DrafterRuntime:
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             for place, slot in enumerate(slots):
-                if self.keys.missing(slot, 0, int(ends[place])) < int(ends[place]):
+                if is_new[place]:
                     self.keys.append(slot, key[place, None], value[place, None])
             return torch.cat([self.keys.attend(slot, query[b, None], nothing, 0) for b, slot in enumerate(slots)])
 
-        ends = position[last] + 1
         return self.model(embedding[last], hidden[last], position[last], attend)
 
     def _grow(
@@ -137,17 +138,18 @@ class DrafterRuntime:
         depth: int,
     ) -> None:
         slots = [self._ring.slot(request.req_id) for request in requests]
-        first_position = torch.tensor([len(request.token_ids) - 1 for request in requests])
+        device = hidden_BKD.device
+        first_position = torch.tensor([len(request.token_ids) - 1 for request in requests], device=device)
         sees_BKS: Tensor | None = None
         for level in range(1, depth):
-            num_reqs, num_nodes = frontier.nodes_BK.shape
+            num_reqs, num_nodes = frontier.draft_ids_BK.shape
             # A node sees itself and whatever its parent saw.
-            own = torch.eye(num_nodes, dtype=torch.bool).expand(num_reqs, -1, -1)
+            own = torch.eye(num_nodes, dtype=torch.bool, device=device).expand(num_reqs, -1, -1)
             if sees_BKS is not None:
                 parents = frontier.parents_BK[..., None].expand(-1, -1, sees_BKS.shape[-1])
                 own = torch.cat([own, sees_BKS.gather(1, parents)], dim=-1)
             sees_BKS = own
-            bias_BKS = torch.zeros(own.shape, dtype=hidden_BKD.dtype).masked_fill_(~own, -torch.inf)
+            bias_BKS = torch.zeros(own.shape, dtype=hidden_BKD.dtype, device=device).masked_fill_(~own, -torch.inf)
             parents = frontier.parents_BK[..., None].expand(-1, -1, hidden_BKD.shape[-1])
             hidden_BKD = hidden_BKD.gather(1, parents)
             positions = (first_position + level - 1)[:, None].expand(-1, num_nodes)

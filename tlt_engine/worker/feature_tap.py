@@ -55,7 +55,7 @@ class CommittedRows:
 
 
 class FeatureTap:
-    """Writes the features of tapped requests into the ring, and records whole requests while asked to."""
+    """Writes the features of tapped requests into the ring; the drafter drops what it no longer needs."""
 
     def __init__(self, ring: FeatureRing, capture_threshold: int) -> None:
         """Wraps a ring.
@@ -65,7 +65,6 @@ class FeatureTap:
             capture_threshold: with more requests in a step than these, no request is newly tapped.
         """
         self.ring = ring
-        self.recorder: SampleRecorder | None = None
         self._capture_threshold = capture_threshold
 
     def take(
@@ -99,38 +98,35 @@ class FeatureTap:
                 list(aux_hidden),
                 torch.from_numpy(np.concatenate(rows)),
             )
-        if self.recorder is not None:
-            self.recorder.take(req_ids, committed, aux_hidden, final_hidden)
-
-    def finish(self, req_id: str, state: Any) -> None:
-        """Lets go of a request that left.
-
-        Args:
-            req_id: the request.
-            state: vLLM's, with its tokens; None if it never ran.
-        """
-        self.ring.drop(req_id)
-        if self.recorder is not None and state is not None:
-            self.recorder.finish(req_id, [*state.prompt_token_ids, *state.output_token_ids], state.num_prompt_tokens)
 
 
 class SampleRecorder:
     """Keeps everything of all requests, for warm-up: what training reads later."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """Starts empty.
+
+        Args:
+            max_bytes: beyond these nothing more is kept, not even of requests under way.
+        """
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._running: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
         self._finished: list[Sample] = []
 
     def take(
         self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
     ) -> None:
-        """Keeps one step's rows."""
+        """Keeps one step's rows; the arguments are those of ``FeatureTap.take``."""
+        if self._num_bytes >= self._max_bytes:
+            return
         rows = torch.from_numpy(committed.rows)
         with torch.inference_mode(False):  # what autograd reads later must not be an inference tensor
             features = torch.empty(len(rows), sum(part.shape[-1] for part in aux_hidden), dtype=final_hidden.dtype)
             final = torch.empty(len(rows), final_hidden.shape[-1], dtype=final_hidden.dtype)
         features.copy_(torch.cat([part[rows] for part in aux_hidden], dim=-1))
         final.copy_(final_hidden[rows])
+        self._num_bytes += features.nbytes + final.nbytes
         for req, req_id in enumerate(req_ids):
             place = slice(committed.cu_rows[req], committed.cu_rows[req + 1])
             start = committed.first_positions[req]
@@ -139,17 +135,17 @@ class SampleRecorder:
                 pieces.clear()
             pieces.append((start, features[place], final[place]))
 
-    def finish(self, req_id: str, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """Makes a sample of a request that ended.
+    def finish(self, req_id: str, state: Any) -> None:
+        """Makes a sample of a request that left.
 
         Args:
             req_id: the request.
-            token_ids: its prompt and output; the last token has no features.
-            num_prompt_tokens: tokens of the prompt.
+            state: vLLM's, with its tokens; None if it never ran. The last token has no features.
         """
         pieces = self._running.pop(req_id, [])
-        if not pieces:
+        if not pieces or state is None or state.prompt_token_ids is None:  # embeddings are no tokens
             return
+        token_ids = [*state.prompt_token_ids, *state.output_token_ids]
         with torch.inference_mode(False):
             features = torch.cat([piece[1] for piece in pieces])
             final = torch.cat([piece[2] for piece in pieces])
@@ -162,11 +158,16 @@ class SampleRecorder:
                 features=features[: len(tokens)],
                 final_hidden=final[: len(tokens)],
                 first_position=first,
-                num_prompt_tokens=num_prompt_tokens,
+                num_prompt_tokens=state.num_prompt_tokens,
             )
         )
 
     def take_finished(self) -> list[Sample]:
         """Returns the samples since the last call and forgets them."""
         finished, self._finished = self._finished, []
+        self._num_bytes -= sum(sample.features.nbytes + sample.final_hidden.nbytes for sample in finished)
         return finished
+
+    def num_bytes(self) -> tuple[int, int]:
+        """Returns the bytes recorded and their cap."""
+        return self._num_bytes, self._max_bytes

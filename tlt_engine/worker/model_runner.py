@@ -102,8 +102,8 @@ class TreeRunnerMixin(StockRunner):
             self.drafter.finish(req_id, finish_reason(self.requests.get(req_id), self.max_model_len))
             self.tlt_trees.forget(req_id)
             self._tlt_seeds.forget(req_id)
-            if self.drafter.tap is not None:
-                self.drafter.tap.finish(req_id, self.requests.get(req_id))
+            if self.drafter.recorder is not None:
+                self.drafter.recorder.finish(req_id, self.requests.get(req_id))
         for request in scheduler_output.scheduled_new_reqs:
             self._tlt_seeds.add(request.req_id, request.sampling_params)
         corrections = super()._update_states(scheduler_output)
@@ -168,7 +168,7 @@ class TreeRunnerMixin(StockRunner):
         accepted_rows = paths.rows.cpu().numpy()
         self._compact_kv(step, accepted_rows)
         self._count(step, accepted_rows)
-        if self.drafter.tap is not None:
+        if self.use_aux_hidden_state_outputs:
             num_computed = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
             self._tlt_committed = CommittedRows.of_step(step.query_ends, step.root_rows, accepted_rows, num_computed)
         # Elsewhere than on CPU the clock sees launches, not work.
@@ -193,10 +193,9 @@ class TreeRunnerMixin(StockRunner):
     ) -> list[list[int]]:
         """Proposes the drafts of the next step and keeps their trees; vLLM sees the tokens only."""
         tp_group = get_tp_group()
-        if self.drafter.tap is not None and self._tlt_committed is not None and tp_group.is_first_rank:
-            assert aux_hidden_states is not None
-            self.drafter.tap.take(self.input_batch.req_ids, self._tlt_committed, aux_hidden_states, hidden_states)
-            self._tlt_committed = None
+        if aux_hidden_states is not None and self._tlt_committed is not None and tp_group.is_first_rank:
+            committed, self._tlt_committed = self._tlt_committed, None
+            self.drafter.take_features(self.input_batch.req_ids, committed, aux_hidden_states, hidden_states)
         if tp_group.world_size == 1:
             trees = self._propose_trees(sampled_token_ids)
         else:  # measured times decide about rows, and each rank measures its own

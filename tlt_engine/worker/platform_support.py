@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 from vllm import envs
 from vllm.config import ModelConfig, ParallelConfig
 
-from tlt_engine.drafter.checkpoint import check_fits_target, load_checkpoint
+from tlt_engine.drafter.checkpoint import Checkpoint, check_fits_target, load_checkpoint
 
 
 def refuse_unservable(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -20,8 +20,8 @@ def refuse_unservable(model: ModelConfig, parallel: ParallelConfig) -> None:
         raise ValueError(f"method 'tlt' cannot serve {model.model}: {reason}")
 
 
-def refuse_wrong_drafter(directory: Path, model: ModelConfig) -> None:
-    """Refuses a drafter that is damaged or was made for another target, before the target's weights load.
+def load_fitting_drafter(directory: Path, model: ModelConfig) -> Checkpoint:
+    """Reads a drafter and refuses one that is damaged or was made for another target.
 
     Raises:
         ValueError: says what is wrong with it.
@@ -29,7 +29,9 @@ def refuse_wrong_drafter(directory: Path, model: ModelConfig) -> None:
     tokenizer = None
     if not model.skip_tokenizer_init:
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer, trust_remote_code=model.trust_remote_code)
-    check_fits_target(load_checkpoint(directory), model.hf_text_config, tokenizer, f"drafter {directory}")
+    checkpoint = load_checkpoint(directory)
+    check_fits_target(checkpoint, model.hf_text_config, tokenizer, f"drafter {directory}")
+    return checkpoint
 
 
 def _reason(model: ModelConfig, parallel: ParallelConfig) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
@@ -21,7 +22,7 @@ from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
-from tlt_engine.worker.feature_tap import FeatureTap, SampleRecorder
+from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap, SampleRecorder
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -37,7 +38,8 @@ class TltProposer:
         self.step_cost = StepCost()
         self.num_failures = 0
         self.draft_seconds = 0.0
-        self.tap: FeatureTap | None = None
+        self.recorder = SampleRecorder(self.config.max_recorded_bytes) if self.config.record_samples else None
+        self._takers: list[FeatureTap | SampleRecorder] = [] if self.recorder is None else [self.recorder]
         self._runtime: DrafterRuntime | None = None
         self._gate = DraftGate()
         self._bias = ChoiceBias()
@@ -53,33 +55,42 @@ class TltProposer:
         """Target layers whose outputs are needed; empty if none are."""
         if self._checkpoint is not None:
             return self._checkpoint.config.aux_layer_ids
-        if self.config.record_samples:
+        if self.recorder is not None:
             return default_aux_layer_ids(self._vllm_config.model_config.hf_text_config.num_hidden_layers)
         return ()
 
+    def take_features(
+        self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
+    ) -> None:
+        """Hands the hidden states of committed rows to whoever keeps them; see ``FeatureTap.take``."""
+        try:
+            for taker in self._takers:
+                taker.take(req_ids, committed, aux_hidden, final_hidden)
+        except Exception as error:  # noqa: BLE001 - whatever memory or a model's layout brings, serving goes on
+            self._fail("take_features", error)
+
     def load_model(self, target_model: Any) -> None:
         """Builds what needs the target: the learned drafter shares its embedding. The runner calls it once."""
-        if not self.aux_layer_ids:
+        if self._checkpoint is None:
             return
         model_config, settings = self._vllm_config.model_config, self.config.learned
+        config = self._checkpoint.config
         num_slots = min(self._vllm_config.scheduler_config.max_num_seqs, settings.capture_threshold)
         ring = FeatureRing(
             num_slots,
-            self._checkpoint.config.window if self._checkpoint is not None else 1,
-            len(self.aux_layer_ids) * model_config.get_hidden_size(),
+            config.window,
+            len(config.aux_layer_ids) * config.target_hidden_size,
             dtype=model_config.dtype,
             device=self._vllm_config.device_config.device,
         )
-        self.tap = FeatureTap(ring, settings.capture_threshold)
-        if self.config.record_samples:
-            self.tap.recorder = SampleRecorder()
-        if self._checkpoint is not None:
-            model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
-            shape = TreeShape(settings.draft_depth, settings.top_k)
-            self._runtime = DrafterRuntime(model, target_model.embed_input_ids, ring, num_slots, shape)
-            learned = LearnedDrafter(self._runtime, ring)
-            lookup = PromptLookup(self.config.prompt_lookup) if settings.is_grafted else None
-            self._drafter = learned if lookup is None else GraftedDrafter(learned, lookup)
+        self._takers.append(FeatureTap(ring, settings.capture_threshold))
+        model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
+        shape = TreeShape(settings.draft_depth, settings.top_k)
+        self._runtime = DrafterRuntime(model, target_model.embed_input_ids, ring, num_slots, shape)
+        learned = LearnedDrafter(self._runtime, ring)
+        self._drafter = learned
+        if settings.is_grafted:
+            self._drafter = GraftedDrafter(learned, PromptLookup(self.config.prompt_lookup))
 
     def swap_weights(self, checkpoint: Checkpoint) -> None:
         """Puts other weights of the same shape into the learned drafter, between two steps.
@@ -173,8 +184,9 @@ class TltProposer:
         self._tell("set_target_version", target_version)
 
     def num_bytes(self) -> dict[str, tuple[int, int]]:
-        """Returns, for each of the drafter's buffers, the bytes in use and the cap."""
-        return self._drafter.num_bytes() if self._drafter is not None else {}
+        """Returns, for each buffer of the drafter and of the recorder, the bytes in use and the cap."""
+        buffers = self._drafter.num_bytes() if self._drafter is not None else {}
+        return buffers if self.recorder is None else {**buffers, "recorded_samples": self.recorder.num_bytes()}
 
     def _tell(self, method: str, *args: Any) -> None:
         if self._drafter is None:

@@ -171,9 +171,6 @@ class _Walk:
 
     def accepted_paths(self) -> AcceptedPaths:
         """Returns the walk along the target tokens known so far."""
-        if self._paths is None and self._batch.total_rows == self._batch.num_reqs:  # no drafts, no walk
-            nothing = self._roots.to(torch.int32)[:, None][:, :0]
-            self._paths = AcceptedPaths(nothing, nothing.sum(dim=1, dtype=torch.int32))
         if self._paths is None:
             device = self._logits.device
             rows, num_accepted = ops.tree_accept(

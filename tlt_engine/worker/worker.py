@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from tlt_engine import __version__
-from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.worker.model_runner import TreeRunnerMixin
+from tlt_engine.worker.platform_support import load_fitting_drafter
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker as StockWorker
@@ -64,14 +64,15 @@ class TltWorkerMixin(StockWorker):
 
     def tlt_take_samples(self) -> list[Sample]:
         """Returns what was recorded of the requests that ended since the last call; needs ``record_samples``."""
-        tap = self.model_runner.drafter.tap
-        if tap is None or tap.recorder is None:
+        recorder = self.model_runner.drafter.recorder
+        if recorder is None:
             raise RuntimeError('nothing is recorded; set "record_samples": true in --speculative-config')
-        return tap.recorder.take_finished()
+        return recorder.take_finished()
 
     def tlt_load_drafter(self, directory: str) -> None:
-        """Replaces the learned drafter's weights by those of a checkpoint of the same shape."""
-        self.model_runner.drafter.swap_weights(load_checkpoint(Path(directory)))
+        """Replaces the learned drafter's weights by those of a checkpoint of the same shape and target."""
+        checkpoint = load_fitting_drafter(Path(directory), self.model_config)
+        self.model_runner.drafter.swap_weights(checkpoint)
 
     def tlt_status(self) -> dict[str, Any]:
         """Returns the state that ``/tlt/status`` shows: plain data, counted since the start."""
