@@ -67,16 +67,11 @@ def _memory(checkpoint: Checkpoint) -> str:
 
 def _acceptance(model: str, directory: Path) -> str:
     """Serves a few prompts with the target and compares with what provenance says."""
-    from tlt_engine.server.recording import RecordingEngine
+    from tlt_engine.server.recording import RecordingEngine, chat_prompt
 
     checkpoint = load_checkpoint(directory)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        for text in PROMPTS
-    ]
+    prompts = [chat_prompt(tokenizer, text) for text in PROMPTS]
     engine = RecordingEngine(model, max_model_len=1024, max_num_seqs=len(prompts), dtype="auto")
     samples = engine.generate(prompts, temperatures=[0.0] * len(prompts), max_tokens=MAX_TOKENS, first_seed=0)
     engine.close()

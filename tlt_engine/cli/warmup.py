@@ -1,6 +1,7 @@
 """``tlt-engine warmup``: a first drafter for a target, from responses that the target writes now."""
 
 import argparse
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
 from tlt_engine import __version__
-from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
 from tlt_engine.drafter.config import DEFAULT_DRAFT_VOCAB_SIZE, DEFAULT_WINDOW, DrafterConfig
 from tlt_engine.drafter.initialise import INITIALISATIONS, TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
@@ -24,7 +25,9 @@ ROUND_PROMPTS = 64
 HELD_OUT_EVERY = 12
 """One prompt of so many is held out."""
 
-WORK_FOLDER, STATE_FILE = "warmup", "trainer.pt"
+WORK_FOLDER, STATE_FILE, OPTIONS_FILE = "warmup", "trainer.pt", "options.json"
+
+MAX_PROMPT_TOKENS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +56,16 @@ def run(options: argparse.Namespace) -> int:
         options: see ``add_arguments``.
 
     Raises:
-        ValueError: the target or the data cannot be used.
+        ValueError: the target or the data cannot be used, or ``--out`` holds something else's work.
     """
     target_config = AutoConfig.from_pretrained(options.model)
     config = DrafterConfig.from_target(target_config, draft_vocab_size=options.draft_vocab_size, window=options.window)
     weights = TargetWeights(Path(options.model))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
+    _claim(options)
     store = SampleStore(options.out / WORK_FOLDER)
     samples = _record(options, tokenizer, store)
-    # Even prompts were answered greedily: acceptance of a greedy chain is exact on their text only.
+    # Held-out numbers are even, and those were answered greedily: only on such text is a greedy chain's account exact.
     held_out = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY == 0]
     learnt = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY != 0]
 
@@ -102,10 +106,29 @@ def run(options: argparse.Namespace) -> int:
     )
     bar.close()
     if not options.keep_samples:
-        (options.out / WORK_FOLDER / STATE_FILE).unlink(missing_ok=True)
+        for name in (STATE_FILE, OPTIONS_FILE):
+            (options.out / WORK_FOLDER / name).unlink(missing_ok=True)
         store.clear()
     print(f"written: {options.out}")
     return 0
+
+
+def _claim(options: argparse.Namespace) -> None:
+    """Makes sure that what lies in ``--out`` is work of the same options, or nothing."""
+    file = options.out / WORK_FOLDER / OPTIONS_FILE
+    mine = {key: value for key, value in vars(options).items() if key not in ("run", "out", "keep_samples")}
+    if file.is_file():
+        for key, value in json.loads(file.read_text()).items():
+            if mine.get(key) != value:
+                raise ValueError(
+                    f"{options.out}: a warm-up with --{key.replace('_', '-')} {value} was begun here and this one has "
+                    f"{mine.get(key)}; go on with the same options, name another --out, or delete {file.parent}"
+                )
+        return
+    if (options.out / FILE_NAME).exists():
+        raise ValueError(f"{options.out} holds a finished drafter; name another --out")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(mine))
 
 
 def _record(options: argparse.Namespace, tokenizer: object, store: SampleStore) -> list[Sample]:
@@ -119,9 +142,15 @@ def _record(options: argparse.Namespace, tokenizer: object, store: SampleStore) 
         while num_tokens < options.tokens:
             first = store.num_rounds * ROUND_PROMPTS
             prompts = read_prompts(options.data, tokenizer, first + ROUND_PROMPTS, options.seed)[first:]
+            for place, prompt in enumerate(prompts, start=first):
+                if len(prompt) > MAX_PROMPT_TOKENS:
+                    raise ValueError(
+                        f"--data {options.data}: prompt {place + 1} has {len(prompt)} tokens, at most "
+                        f"{MAX_PROMPT_TOKENS} can be used; leave it out"
+                    )
             engine = engine or RecordingEngine(
                 options.model,
-                max_model_len=options.max_tokens + 1024,
+                max_model_len=options.max_tokens + MAX_PROMPT_TOKENS,
                 max_num_seqs=32,
                 dtype=options.dtype,
                 seed=options.seed,

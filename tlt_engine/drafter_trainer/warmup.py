@@ -118,8 +118,8 @@ def train(
         if is_best:
             progress.best_weights = _snapshot(trainer.model)
         progress.evaluations.append(evaluation)
+        report(evaluation, sum(losses) / len(losses), is_best)  # first: who is stopped in between does it again
         progress.write(state_file, trainer)
-        report(evaluation, sum(losses) / len(losses), is_best)
         losses.clear()
     trainer.model.load_state_dict(progress.best_weights)
     return progress.evaluations

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tlt_engine.drafter_trainer.sample import Sample
 
 
@@ -85,7 +87,8 @@ def read_prompts(source: str, tokenizer: Any, count: int, seed: int) -> list[lis
         ValueError: the source cannot be read; the text names it and the line.
     """
     if source.startswith("reasoning-gym:"):
-        return [_chat(tokenizer, text) for text in _reasoning_gym(source.removeprefix("reasoning-gym:"), count, seed)]
+        texts = _reasoning_gym(source.removeprefix("reasoning-gym:"), count, seed)
+        return [chat_prompt(tokenizer, text) for text in texts]
     path = Path(source)
     if not path.is_file():
         raise ValueError(f"--data {source}: expected a .jsonl file or 'reasoning-gym:NAME'")
@@ -110,8 +113,6 @@ def _reasoning_gym(names: str, count: int, seed: int) -> list[str]:
 
 
 def _chat_line(tokenizer: Any, source: str, line: str, number: int) -> list[int]:
-    import msgspec
-
     try:
         entry = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -119,11 +120,12 @@ def _chat_line(tokenizer: Any, source: str, line: str, number: int) -> list[int]
     if isinstance(entry.get("messages"), list):
         return _apply(tokenizer, entry["messages"])
     if isinstance(entry.get("prompt"), str):
-        return _chat(tokenizer, entry["prompt"])
+        return chat_prompt(tokenizer, entry["prompt"])
     raise ValueError(f"--data {source}, line {number + 1}: expected the key 'prompt' (text) or 'messages' (chat)")
 
 
-def _chat(tokenizer: Any, text: str) -> list[int]:
+def chat_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Returns the token ids of a user's message, in the tokenizer's chat form if it has one."""
     return _apply(tokenizer, [{"role": "user", "content": text.strip()}])
 
 

@@ -1,0 +1,142 @@
+"""The commands say what they did, and refuse with one sentence before anything is lost."""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from drafter.small import HIDDEN, VOCAB, small_drafter
+from tlt_engine.cli import warmup
+from tlt_engine.cli.main import main
+from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.server.recording import read_prompts
+
+TARGET = SimpleNamespace(model_type="llama", num_hidden_layers=4, hidden_size=HIDDEN, vocab_size=VOCAB)
+
+
+@pytest.fixture
+def drafter(tmp_path):
+    model = small_drafter().float()
+    provenance = Provenance(
+        target=TargetIdentity.of("/models/target", TARGET, None, model.draft_vocabulary),
+        recipe="hass",
+        num_tokens_seen=4321,
+        num_steps=3,
+        held_out="a test",
+        held_out_acceptance_rates=(0.5, 0.25),
+    )
+    save_checkpoint(tmp_path / "drafter", model, provenance)
+    return tmp_path / "drafter"
+
+
+def run(*arguments):
+    """Runs a command and returns what it exits with: 0, or its sentence."""
+    with pytest.raises(SystemExit) as exit_info:
+        main([str(argument) for argument in arguments])
+    return exit_info.value.code
+
+
+def test_inspect_says_where_a_drafter_came_from(drafter, capsys):
+    assert run("inspect", drafter) == 0
+    printed = capsys.readouterr().out
+    for fact in (
+        "target (llama, 4 layers",
+        "4321 tokens in 3 steps, recipe hass",
+        "length 1.750, by depth 0.500 0.250",
+    ):
+        assert fact in printed
+
+
+def test_inspect_refuses_what_is_no_drafter(tmp_path):
+    assert run("inspect", tmp_path) == f"tlt-engine: {tmp_path}: no drafter here, expected the file {FILE_NAME}"
+
+
+def test_export_writes_a_directory(drafter, tmp_path):
+    assert run("export", drafter, "--to", "vllm", "--out", tmp_path / "out") == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_speculators_export_asks_for_the_target(drafter, tmp_path):
+    assert "name the target with --target DIR" in run(
+        "export", drafter, "--to", "speculators", "--out", tmp_path / "out"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_doctor_asks_for_the_target_of_a_drafter(drafter):
+    assert "tlt-engine doctor MODEL --drafter DIR" in run("doctor", "--drafter", drafter)
+
+
+class Tokenizer:
+    """Tokens are words."""
+
+    chat_template = None
+
+    def __call__(self, text):
+        return SimpleNamespace(input_ids=text.split())
+
+
+def test_prompts_come_from_both_forms_of_lines_and_start_over(tmp_path):
+    lines = [
+        {"prompt": " one two "},
+        {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "so"}]},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    prompts = read_prompts(str(tmp_path / "p.jsonl"), Tokenizer(), 3, 0)
+    assert prompts == [["one", "two"], ["be", "so"], ["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": 3}', r"line 2: expected the key 'prompt' \(text\) or 'messages' \(chat\)"),
+        ('{"prompt": "a"}\nhello', "line 2: JSON is malformed"),
+        ("\n\n", "no line with a prompt"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, text, message):
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_prompts(str(tmp_path / "p.jsonl"), Tokenizer(), 2, 0)
+
+
+def test_data_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"--data nowhere.jsonl: expected a .jsonl file or 'reasoning-gym:NAME'"):
+        read_prompts("nowhere.jsonl", Tokenizer(), 1, 0)
+    with pytest.raises(ValueError, match="--data reasoning-gym:no_such_task: .*no_such_task"):
+        read_prompts("reasoning-gym:no_such_task", Tokenizer(), 1, 0)
+
+
+def options(out: Path, **changed):
+    parser = argparse.ArgumentParser()
+    warmup.add_arguments(parser)
+    parsed = parser.parse_args(["model", "--data", "d.jsonl", "--tokens", "100", "--out", str(out)])
+    return argparse.Namespace(**vars(parsed) | changed)
+
+
+def test_a_finished_drafter_is_not_trained_over(drafter):
+    with pytest.raises(ValueError, match="holds a finished drafter; name another --out"):
+        warmup._claim(options(drafter))
+
+
+def test_work_goes_on_with_the_same_options_only(tmp_path):
+    warmup._claim(options(tmp_path))
+    (tmp_path / FILE_NAME).write_bytes(b"the best so far")
+    warmup._claim(options(tmp_path, keep_samples=True))
+    with pytest.raises(ValueError, match="a warm-up with --draft-vocab-size 8192 was begun here and this one has 4096"):
+        warmup._claim(options(tmp_path, draft_vocab_size=4096))
+
+
+def test_a_prompt_that_is_too_long_is_named_before_the_engine_starts(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a " * 1025}))
+    store = warmup.SampleStore(tmp_path / "warmup")
+    with pytest.raises(ValueError, match="prompt 2 has 1025 tokens, at most 1024 can be used"):
+        warmup._record(options(tmp_path, data=str(tmp_path / "p.jsonl")), Tokenizer(), store)
+
+
+@pytest.mark.parametrize("number", ["0", "-3", "many"])
+def test_numbers_are_positive(number, capsys):
+    assert run("warmup", "model", "--data", "d", "--tokens", number, "--out", "o") == 2
+    assert f"expected a positive number, got '{number}'" in capsys.readouterr().err

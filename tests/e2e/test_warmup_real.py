@@ -1,0 +1,54 @@
+"""From prompts to a drafter of the real model, with the commands a user types."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from engine import REPOSITORY
+
+pytestmark = pytest.mark.e2e
+
+QUESTIONS = ("What is {} plus 4?", "Name a word of {} letters.", "Count to {}.", "Is {} even?")
+
+
+def tlt_engine(*arguments):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    command = [sys.executable, "-c", "from tlt_engine.cli.main import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
+
+
+def test_warmup_then_inspect_then_doctor(model, tmp_path):
+    prompts = [{"prompt": question.format(number)} for number in range(1, 17) for question in QUESTIONS]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    warmup = ["warmup", model, "--data", tmp_path / "prompts.jsonl", "--tokens", 500, "--out", tmp_path / "drafter"]
+    warmup += ["--max-tokens", 16, "--epochs", 2, "--draft-vocab-size", 1024, "--dtype", "float32"]
+    result = tlt_engine(*warmup)
+    assert result.returncode == 0, result.stderr[-3000:]
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", result.stdout)]
+    lengths = re.findall(r"acceptance length (\S+) \(by depth", result.stdout)
+    assert len(lengths) == len(losses) + 1 >= 4, "an evaluation before training and several after"
+    assert losses[-1] < losses[0] - 1, "nothing was learnt"
+    assert [path.name for path in (tmp_path / "drafter").iterdir()] == ["drafter.safetensors"], "work was left behind"
+
+    again = tlt_engine(*warmup)
+    assert again.returncode == 1
+    assert "holds a finished drafter; name another --out" in again.stderr
+
+    inspected = tlt_engine("inspect", tmp_path / "drafter")
+    assert f"length {max(lengths)}" in inspected.stdout
+    assert "prompts.jsonl" in inspected.stdout
+
+    doctor = tlt_engine("doctor", model, "--drafter", tmp_path / "drafter")
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr[-2000:]
+    for line in ("llama, 30 layers", "features after layers 2, 15, 27", "whole, and made for", "prompts of our own"):
+        assert line in doctor.stdout
