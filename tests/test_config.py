@@ -38,3 +38,16 @@ def test_travels_as_plain_data():
 def test_bad_option_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         TltConfig.from_user(options)
+
+
+def test_a_built_in_drafter_is_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ngram").mkdir()
+    (tmp_path / "trained").mkdir()
+    assert not TltConfig.from_user({"drafter": "ngram"}).is_learned
+    assert TltConfig.from_user({"drafter": "trained"}).is_learned
+
+
+def test_an_unknown_key_of_the_learned_drafter_is_named():
+    with pytest.raises(ValueError, match=r"speculative_config.learned: unknown key 'depth' .* 'draft_depth'"):
+        TltConfig.from_user({"learned": {"depth": 3}})

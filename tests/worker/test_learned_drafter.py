@@ -153,13 +153,6 @@ def test_weights_that_are_no_numbers_cost_drafts_only(tiny_llama, batches, witho
 
 
 @pytest.mark.slow
-def test_a_full_batch_is_not_tapped(run_tlt, batches, without_drafts, drafters):
-    result = run_tlt(batches[:1], drafter=drafters[0], learned={"is_grafted": False, "capture_threshold": 2})
-    assert_same_tokens(result, without_drafts, batches[:1])
-    assert result.status["drafts"] < 0.1 * result.status["emitted_tokens"]
-
-
-@pytest.mark.slow
 def test_stock_vllm_drafts_the_same_tokens_from_an_export(tiny_llama, batches, prompts, recorded, drafters, tmp_path):
     checkpoint = load_checkpoint(Path(drafters[0]))
     export(checkpoint, tmp_path / "eagle3", to="vllm")

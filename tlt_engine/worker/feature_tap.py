@@ -15,6 +15,9 @@ from torch import Tensor
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter_trainer.sample import Sample
 
+_Piece = tuple[int, Tensor, Tensor]
+"""First position, features and final hidden states of consecutive tokens."""
+
 
 @dataclass(frozen=True)
 class CommittedRows:
@@ -111,7 +114,7 @@ class SampleRecorder:
         """
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._running: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
+        self._running: dict[str, list[_Piece]] = {}
         self._finished: list[Sample] = []
 
     def take(
@@ -132,6 +135,7 @@ class SampleRecorder:
             start = committed.first_positions[req]
             pieces = self._running.setdefault(req_id, [])
             if pieces and start != pieces[-1][0] + len(pieces[-1][1]):  # preempted: its tokens are computed again
+                self._num_bytes -= _size(pieces)
                 pieces.clear()
             pieces.append((start, features[place], final[place]))
 
@@ -144,6 +148,7 @@ class SampleRecorder:
         """
         pieces = self._running.pop(req_id, [])
         if not pieces or state is None or state.prompt_token_ids is None:  # embeddings are no tokens
+            self._num_bytes -= _size(pieces)
             return
         token_ids = [*state.prompt_token_ids, *state.output_token_ids]
         with torch.inference_mode(False):
@@ -165,9 +170,13 @@ class SampleRecorder:
     def take_finished(self) -> list[Sample]:
         """Returns the samples since the last call and forgets them."""
         finished, self._finished = self._finished, []
-        self._num_bytes -= sum(sample.features.nbytes + sample.final_hidden.nbytes for sample in finished)
+        self._num_bytes = sum(_size(pieces) for pieces in self._running.values())
         return finished
 
     def num_bytes(self) -> tuple[int, int]:
         """Returns the bytes recorded and their cap."""
         return self._num_bytes, self._max_bytes
+
+
+def _size(pieces: Sequence[_Piece]) -> int:
+    return sum(features.nbytes + final.nbytes for _, features, final in pieces)
