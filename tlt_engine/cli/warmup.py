@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=_positive, default=DEFAULT_WINDOW, help="positions the drafter attends to")
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="eagle3")
     parser.add_argument("--initialisation", choices=INITIALISATIONS, default="last_layer")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=TrainerConfig().learning_rate)
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--depth", type=_positive, default=4, help="draft tokens of the chain that is evaluated")
     parser.add_argument("--keep-samples", action="store_true", help="leave what was recorded in the folder 'warmup'")

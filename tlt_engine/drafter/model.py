@@ -24,6 +24,13 @@ Rotary = tuple[Tensor, Tensor]
 """Cosine and sine, ``[T, 1, H]`` each."""
 
 
+class Projection(nn.Linear):
+    """A matrix whose result has its input's dtype, whatever precision multiplies: the residual is never rounded."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return super().forward(input).to(input.dtype)
+
+
 class DrafterAttention(nn.Module):
     """Projections of the one attention layer; what is attended to is the caller's."""
 
@@ -33,10 +40,10 @@ class DrafterAttention(nn.Module):
         input_size = 2 * config.hidden_size  # the embedding and the feature, side by side
         query_size = config.num_attention_heads * config.head_dim
         key_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(input_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(input_size, key_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
+        self.q_proj = Projection(input_size, query_size, bias=config.attention_bias)
+        self.k_proj = Projection(input_size, key_size, bias=config.attention_bias)
+        self.v_proj = Projection(input_size, key_size, bias=config.attention_bias)
+        self.o_proj = Projection(query_size, config.hidden_size, bias=False)
         if config.qk_norm:
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -59,9 +66,9 @@ class DrafterMLP(nn.Module):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Projection(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Projection(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Projection(config.intermediate_size, config.hidden_size, bias=False)
         self._activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
@@ -101,10 +108,10 @@ class DrafterModel(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(len(config.aux_layer_ids) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = Projection(len(config.aux_layer_ids) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = DrafterLayer(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.lm_head = Projection(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
         # In a list, so that it is no submodule: a conversion to bfloat16 would round its frequencies.

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.loss import TargetHead, soft_targets, unrolled_loss
+from tlt_engine.drafter_trainer.optimizer import DrafterOptimizer
+from tlt_engine.drafter_trainer.precision import Precision, multiply_in
 from tlt_engine.drafter_trainer.sample import PackedBatch, Sample
 from tlt_engine.drafter_trainer.unroll import Embed, unroll
 
@@ -34,7 +36,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Settings of the optimizer."""
 
     recipe: str = "eagle3"
-    learning_rate: float = 1e-3
+    precision: Precision = "auto"
+    """What matrices are multiplied in; weights, their state and the loss are float32."""
+    learning_rate: float = 4e-3
     warmup_steps: int = 20
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
@@ -53,7 +57,7 @@ class StepResult:
 
 
 class Trainer:
-    """AdamW over the drafter's weights; the target's embedding and head are references that are never trained."""
+    """Steps the drafter's weights; the target's embedding and head are references that are never trained."""
 
     def __init__(self, model: DrafterModel, embed: Embed, head: TargetHead, config: TrainerConfig) -> None:
         if config.recipe not in RECIPES:
@@ -65,9 +69,7 @@ class Trainer:
         self._embed = embed
         self._head = head
         self._recipe = RECIPES[config.recipe]
-        self.optimizer = torch.optim.AdamW(
-            _groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True
-        )
+        self.optimizer = DrafterOptimizer(model, weight_decay=config.weight_decay, betas=config.betas)
         self._schedule_length: int | None = None
 
     def decay_over(self, num_steps: int) -> None:
@@ -81,19 +83,18 @@ class Trainer:
             micro_batches: samples; a micro-batch is what is in memory at a time.
         """
         total = sum(len(sample) for samples in micro_batches for sample in samples)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss_sum = 0.0
         for samples in micro_batches:
             batch = PackedBatch.pack(samples)
-            loss = self._loss(batch) * (len(batch) / total)
+            with multiply_in(self.config.precision, batch.features.device):
+                loss = self._loss(batch) * (len(batch) / total)
             loss.backward()
             loss_sum += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm).item()
         is_applied = math.isfinite(norm)
         if is_applied:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate()
-            self.optimizer.step()
+            self.optimizer.step(self._learning_rate())
             self.num_steps += 1
             self.num_tokens += total
         return StepResult(loss_sum, norm, total, is_applied)
@@ -125,11 +126,3 @@ class Trainer:
         progress = min(1.0, self.num_steps / self._schedule_length)
         return rate * (0.55 + 0.45 * math.cos(math.pi * progress))
 
-
-def _groups(model: DrafterModel, weight_decay: float) -> list[dict[str, object]]:
-    """Norms and biases do not decay."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]

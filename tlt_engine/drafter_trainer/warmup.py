@@ -16,7 +16,7 @@ from tlt_engine.drafter_trainer.trainer import Trainer
 from tlt_engine.drafter_trainer.unroll import Embed
 
 MICRO_BATCH_TOKENS = 512
-STEP_TOKENS = 1024
+STEP_TOKENS = 512
 
 
 @dataclass(frozen=True)
