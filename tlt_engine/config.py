@@ -1,7 +1,7 @@
 """What a user may set; everything else of ours is derived. Unknown keys and values out of range are refused."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,6 +37,9 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """With more running requests than these, no request's features are newly kept; also the most that are."""
     is_grafted: bool = True
     """Whether model-free branches share the tree."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the drafter's matrices are multiplied in on a CPU; ``auto`` is bfloat16 where the machine has it. No output
+    depends on it."""
 
 
 class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -74,6 +74,67 @@ def tree_build(scores: Tensor, parents: Tensor, max_nodes: Tensor, width: int) -
     return torch.ops.tlt_engine.tree_build.default(scores, parents, max_nodes, width)
 
 
+def draft_topk(
+    logits: Tensor, vocabulary: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """Picks each node's likeliest next tokens, given the noise that the target's draw will add (CPU).
+
+    Args:
+        logits: ``[num_reqs, num_nodes, draft_vocab]`` float32.
+        vocabulary: ``[draft_vocab]`` int64. Token id of each entry, ascending.
+        temperature: ``[num_reqs]`` float32. Below 1e-5 the target is greedy: no noise, and logits as they are.
+        seeds: ``[num_reqs]`` int64. Key of the noise.
+        positions: ``[num_reqs]`` int64. Output position the tokens are drawn for.
+        top_k: how many.
+
+    Returns:
+        ``[num_reqs, num_nodes, top_k]`` float32: log-softmax of ``logits / temperature + noise`` at the largest
+        entries, largest first, smaller index first among equals; NaN if a logit of the node is. And int64: their
+        indices into the draft vocabulary.
+
+    Raises:
+        RuntimeError: a shape, dtype or value differs from the above.
+    """
+    return torch.ops.tlt_engine.draft_topk.default(logits, vocabulary, temperature, seeds, positions, top_k)
+
+
+def window_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    visible: Tensor,
+    num_scratch: int,
+    depth: int,
+) -> Tensor:
+    """Lets tree nodes attend to the latest window of their request and to the tree nodes they see (CPU).
+
+    Args:
+        query: ``[num_reqs, num_nodes, num_heads, head_size]`` float32.
+        keys: ``[num_slots, num_kv_heads, head_size, num_places]`` float32. Scratch places first, the newest level's
+            before older ones and the last ending at ``num_scratch``; then the ring of the window, position ``p`` in
+            place ``num_scratch + p % window``.
+        values: ``[num_slots, num_kv_heads, num_places, head_size]`` float32, in the same places.
+        slots: ``[num_reqs]`` int64.
+        starts: ``[num_reqs]`` int64. First position whose key is there.
+        ends: ``[num_reqs]`` int64. The position after the newest whose key is there.
+        visible: ``[num_reqs, num_nodes, num_seen]`` bool. Which of the last ``num_seen`` scratch places a node sees.
+        num_scratch: scratch places.
+        depth: positions between the newest key of the window and the nodes.
+
+    Returns:
+        ``[num_reqs, num_nodes, num_heads, head_size]`` float32.
+
+    Raises:
+        RuntimeError: a shape, dtype or value differs from the above.
+    """
+    return torch.ops.tlt_engine.window_attention.default(
+        query, keys, values, slots, starts, ends, visible, num_scratch, depth
+    )
+
+
 def gumbel_argmax(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draws one token a row from the softmax of its scaled logits, by noise that (seed, position) alone decides.
 
@@ -203,6 +264,19 @@ def _tree_accept_fake(
 def _tree_build_fake(scores: Tensor, parents: Tensor, max_nodes: Tensor, width: int) -> tuple[Tensor, Tensor]:
     shape = (scores.shape[0], width)
     return parents.new_empty(shape), parents.new_empty(shape)
+
+
+@torch.library.register_fake("tlt_engine::draft_topk")
+def _draft_topk_fake(
+    logits: Tensor, vocabulary: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, top_k: int
+) -> tuple[Tensor, Tensor]:
+    shape = (*logits.shape[:2], top_k)
+    return logits.new_empty(shape), vocabulary.new_empty(shape)
+
+
+@torch.library.register_fake("tlt_engine::window_attention")
+def _window_attention_fake(query: Tensor, *args: object) -> Tensor:
+    return torch.empty_like(query)
 
 
 @torch.library.register_fake("tlt_engine::gumbel_argmax")

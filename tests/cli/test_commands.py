@@ -53,6 +53,34 @@ def test_inspect_refuses_what_is_no_drafter(tmp_path):
     assert run("inspect", tmp_path) == f"tlt-engine: {tmp_path}: no drafter here, expected the file {FILE_NAME}"
 
 
+def train_on(drafter, target=TARGET, **settings):
+    options = {"initialisation": str(drafter), "draft_vocab_size": None, "window": None} | settings
+    return warmup._earlier_drafter(argparse.Namespace(**options), target, None)
+
+
+def test_a_drafter_can_be_trained_on(drafter):
+    checkpoint = train_on(drafter, window=64)
+    assert checkpoint.provenance.num_tokens_seen == 4321
+    assert train_on("last_layer") is None
+    options = argparse.Namespace(recipe="eagle3", data="more.jsonl")
+    trainer, evaluation = SimpleNamespace(num_steps=10), SimpleNamespace(num_tokens=100, acceptance_rates=[0.5])
+    provenance = warmup._provenance(options, checkpoint.provenance.target, checkpoint, trainer, evaluation, 2)
+    assert (provenance.num_tokens_seen, provenance.num_steps) == (4421, 13)
+
+
+def test_training_on_refuses_what_it_would_not_do(drafter):
+    with pytest.raises(ValueError, match="--window 32: the drafter in .* has 64, which training does not change"):
+        train_on(drafter, window=32)
+    with pytest.raises(
+        ValueError, match=r"expected one of \['random', 'head', 'last_layer'\] or the directory of a dr"
+    ):
+        train_on("middle_layer")
+    with pytest.raises(
+        ValueError, match="--initialisation .*: made for .* with number of layers 4, but this target has 5"
+    ):
+        train_on(drafter, SimpleNamespace(**vars(TARGET) | {"num_hidden_layers": 5}))
+
+
 def test_export_writes_a_directory(drafter, tmp_path):
     assert run("export", drafter, "--to", "vllm", "--out", tmp_path / "out") == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
@@ -125,7 +153,9 @@ def test_work_goes_on_with_the_same_options_only(tmp_path):
     warmup._claim(options(tmp_path))
     (tmp_path / FILE_NAME).write_bytes(b"the best so far")
     warmup._claim(options(tmp_path, keep_samples=True))
-    with pytest.raises(ValueError, match="a warm-up with --draft-vocab-size 8192 was begun here and this one has 4096"):
+    with pytest.raises(
+        ValueError, match="a warm-up with --draft-vocab-size default was begun here and this one has 4096"
+    ):
         warmup._claim(options(tmp_path, draft_vocab_size=4096))
 
 

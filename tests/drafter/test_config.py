@@ -129,7 +129,10 @@ def test_the_copied_layer_continues_the_highest_feature_as_the_target_would(qwen
 
     with torch.no_grad():
         mine = model(
-            torch.zeros(6, 32), model.fuse(torch.cat([torch.zeros(6, 64), hidden[0]], dim=-1)), positions, attend
+            torch.zeros(6, 32),
+            model.fuse(torch.cat([torch.zeros(6, 64), hidden[0]], dim=-1)),
+            model.rotary(hidden, positions),
+            attend,
         )
         rotary = target.model.rotary_emb(hidden, positions[None])
         theirs = target.model.layers[-1](hidden, position_embeddings=rotary, attention_mask=None)

@@ -19,11 +19,13 @@ def table(path):
 
 def grow(top_k, depth, num_reqs=2):
     growth = TreeGrowth(top_k)
-    frontier = growth.first_level(torch.stack([table((req,)) for req in range(num_reqs)]))
+    num_children = min(top_k, 5)
+    first = torch.stack([table((req,)) for req in range(num_reqs)])[:, None]
+    frontier = growth.first_level(first.topk(num_children))
     paths = [[(req, token) for token in row] for req, row in enumerate(frontier.draft_ids_BK.tolist())]
     for _ in range(1, depth):
         log_probs = torch.stack([torch.stack([table(path) for path in row]) for row in paths])
-        frontier = growth.next_level(log_probs)
+        frontier = growth.next_level(log_probs.topk(num_children))
         paths = [
             [
                 (*row[parent], token)
@@ -70,6 +72,6 @@ def test_trees_are_valid_and_no_wider_than_asked(top_k, depth):
 
 def test_scores_that_are_no_numbers_are_told():
     growth = TreeGrowth(2)
-    growth.first_level(torch.full((1, 5), float("nan")))
+    growth.first_level((torch.full((1, 1, 2), float("nan")), torch.zeros(1, 1, 2, dtype=torch.int64)))
     with pytest.raises(RuntimeError, match="numbers that are not finite"):
         growth.trees(VOCABULARY, [3], "learned")

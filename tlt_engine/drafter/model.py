@@ -138,24 +138,23 @@ class DrafterModel(nn.Module):
         """Makes one hidden state of the target's features, ``[T, hidden_size]``."""
         return self.fc(features_TA)
 
-    def forward(self, embedding_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+    def forward(self, embedding_TD: Tensor, hidden_TD: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """Runs the layer.
 
         Args:
             embedding_TD: ``[T, hidden_size]``. The target's embedding of the token after each position.
             hidden_TD: ``[T, hidden_size]``. Fused features, or this function's own result where there are none.
-            positions_T: ``[T]`` int64.
+            rotary: of the positions.
             attend: attention over the keys that each position may see.
 
         Returns:
             ``[T, hidden_size]``. What ``logits`` and the next position take.
         """
-        return self.midlayer(embedding_TD, hidden_TD, self.rotary(hidden_TD, positions_T), attend)
+        return self.midlayer(embedding_TD, hidden_TD, rotary, attend)
 
-    def keys_values(self, embedding_TD: Tensor, hidden_TD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, embedding_TD: Tensor, hidden_TD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Returns the keys and values alone, ``[T, kv_heads, head_dim]`` each: one layer's depend on its input only."""
         layer = self.midlayer
-        rotary = self.rotary(hidden_TD, positions_T)
         return layer.self_attn.keys_values(layer.attention_input(embedding_TD, hidden_TD), rotary)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Keys are made from features when they are missing: a few after each step, the whole window when speculation starts or
 the weights change. Each level of the tree is one pass over the frontiers of all requests.
 
-Shape suffixes: B requests, K frontier nodes, N heads, S scratch nodes, V draft vocabulary.
+Shape suffixes: B requests, K frontier nodes, D hidden size, S scratch nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tlt_engine.drafter.candidates import ChildChooser
+from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.growth import Frontier, TreeGrowth
 from tlt_engine.drafter.key_cache import KeyCache
-from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.model import DrafterModel, Rotary
+from tlt_engine.drafter.packed import pack
+from tlt_engine.drafter.precision import Precision
 from tlt_engine.spec.drafter import DraftRequest
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
 
 Embed = Callable[[Tensor], Tensor]
-
-ChooseScores = Callable[[Sequence[DraftRequest], Tensor, int], Tensor]
-"""Turns logits ``[B, K, V]`` at a depth (0 first) into log-probabilities that the target emits each token."""
 
 
 @dataclass(frozen=True)
@@ -35,41 +36,69 @@ class TreeShape:
     """Children kept of a node, and nodes expanded a level."""
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """The requests of one call and where their features and keys are."""
+
+    requests: Sequence[DraftRequest]
+    slots: list[int]
+
+
 class DrafterRuntime:
     """Drafts for requests whose features are in the ring."""
 
-    def __init__(self, model: DrafterModel, embed: Embed, ring: FeatureRing, num_slots: int, shape: TreeShape) -> None:
+    def __init__(
+        self,
+        model: DrafterModel,
+        embed: Embed,
+        ring: FeatureRing,
+        num_slots: int,
+        shape: TreeShape,
+        precision: Precision = "auto",
+    ) -> None:
         """Allocates the keys.
 
         Args:
-            model: the drafter, without gradients.
+            model: the drafter, without gradients; on a CPU its matrices are packed, it is of no other use then.
             embed: the target's embedding.
             ring: features, slot for slot.
             num_slots: slots of the ring.
             shape: of the trees.
+            precision: what matrices are multiplied in on a CPU; elsewhere it is the weights' own.
         """
-        self.model = model
         self._embed = embed
         self._ring = ring
         self._shape = shape
+        self._precision = precision
         weight = model.fc.weight
+        self._dtype, self._device = weight.dtype, weight.device
         num_scratch = shape.top_k * (shape.draft_depth - 1)
-        self.keys = KeyCache(model.config, num_slots, num_scratch, dtype=weight.dtype, device=weight.device)
-        self.weights_changed()
+        self.keys = KeyCache(model.config, num_slots, num_scratch, dtype=self._dtype, device=self._device)
+        self.set_model(model)
 
-    def weights_changed(self) -> None:
-        """Drops what older weights made."""
+    def set_model(self, model: DrafterModel) -> None:
+        """Drafts with other weights of the same shape from the next call on, and drops what older weights made.
+
+        Args:
+            model: the drafter, as in ``__init__``.
+        """
+        self._vocabulary = model.draft_vocabulary
+        model = model.to(self._device, self._dtype).requires_grad_(False)
+        self.num_weight_bytes = pack(model, self._precision)
+        self._model = model
         self.keys.forget()
-        self._vocabulary = self.model.draft_vocabulary
-        self.vocabulary_np = self._vocabulary.cpu().numpy()
+
+    @property
+    def config(self) -> DrafterConfig:
+        """Shape of the network."""
+        return self._model.config
 
     @torch.inference_mode()
-    def draft(self, requests: Sequence[DraftRequest], scores: ChooseScores) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Grows one tree a request; empty where its latest feature is not known.
 
         Args:
             requests: what to draft for.
-            scores: values tokens from logits.
 
         Returns:
             Trees in the order of ``requests``, with the probability of each path.
@@ -77,13 +106,14 @@ class DrafterRuntime:
         ready = [request for request in requests if self._is_ready(request)]
         if not ready:
             return [EMPTY_TREE] * len(requests)
-        hidden_BD = self._extend(ready)
+        batch = _Batch(ready, [self._ring.slot(request.req_id) for request in ready])
+        chooser = ChildChooser(ready, self._vocabulary, self._shape.top_k)
         growth = TreeGrowth(self._shape.top_k)
-        logits_BKV = self.model.logits(hidden_BD)[:, None]
-        frontier = growth.first_level(scores(ready, logits_BKV, 0)[:, 0])
+        hidden_BD = self._extend(batch)
+        frontier = growth.first_level(chooser.children(self._model.logits(hidden_BD)[:, None], 0))
         depth = min(self._shape.draft_depth, max(request.max_depth for request in ready))
         if depth > 1:
-            self._grow(ready, growth, frontier, hidden_BD[:, None], scores, depth)
+            self._grow(batch, growth, frontier, hidden_BD[:, None], chooser, depth)
         trees = growth.trees(self._vocabulary, [request.max_nodes for request in ready], "learned")
         tree_of = {request.req_id: tree for request, tree in zip(ready, trees, strict=True)}
         return [tree_of.get(request.req_id, EMPTY_TREE) for request in requests]
@@ -94,75 +124,74 @@ class DrafterRuntime:
         start, end = self._ring.extent(request.req_id)
         return end == len(request.token_ids) - 1 and start < end
 
-    def _extend(self, requests: Sequence[DraftRequest]) -> Tensor:
+    def _extend(self, batch: _Batch) -> Tensor:
         """Adds the keys that are missing and returns the layer's output at each request's latest feature."""
-        features, token_ids, positions, counts, is_new = [], [], [], [], []
-        for request in requests:
+        features, token_ids, positions, counts = [], [], [], []
+        for request, slot in zip(batch.requests, batch.slots, strict=True):
             start, end = self._ring.extent(request.req_id)
-            missing = self.keys.missing(self._ring.slot(request.req_id), start, end)
-            is_new.append(missing < end)  # not so if the request is asked for twice
-            first = min(missing, end - 1)
+            first = min(self.keys.missing(slot, start, end), end - 1)  # once more if the request is asked for twice
             features.append(self._ring.read(request.req_id, first, end))
             token_ids.append(torch.from_numpy(request.token_ids[first + 1 : end + 1].astype("int64")))
             positions.append(torch.arange(first, end))
             counts.append(end - first)
-        device = self.model.fc.weight.device
-        hidden = self.model.fuse(torch.cat(features).to(self.model.fc.weight.dtype))
-        embedding = self._embed(torch.cat(token_ids).to(device)).to(hidden.dtype)
-        position = torch.cat(positions).to(device)
-        last = torch.tensor(counts).cumsum(0) - 1
-        if len(hidden) > len(requests):
-            keys, values = self.model.keys_values(embedding, hidden, position)
-            for request, end, count in zip(requests, last.tolist(), counts, strict=True):
-                if count > 1:
-                    rows = slice(end + 1 - count, end)
-                    self.keys.append(self._ring.slot(request.req_id), keys[rows], values[rows])
-        slots = [self._ring.slot(request.req_id) for request in requests]
-        nothing = torch.zeros(1, 0, dtype=hidden.dtype, device=device)
+        hidden = self._model.fuse(torch.cat(features).to(self._dtype))
+        embedding = self._embed(torch.cat(token_ids).to(self._device)).to(hidden.dtype)
+        position = torch.cat(positions).to(self._device)
+        cos, sin = self._model.rotary(hidden, position)
+        slots = torch.tensor(batch.slots, device=self._device)
+        num_rows = torch.tensor(counts, device=self._device)
+        if len(hidden) > len(counts):
+            keys, values = self._model.keys_values(embedding, hidden, (cos, sin))
+            self.keys.put(slots.repeat_interleave(num_rows, output_size=len(hidden)), position, keys, values)
+        last = num_rows.cumsum(0) - 1
+        sees = torch.ones(len(counts), 1, 0, dtype=torch.bool, device=self._device)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            for place, slot in enumerate(slots):
-                if is_new[place]:
-                    self.keys.append(slot, key[place, None], value[place, None])
-            return torch.cat([self.keys.attend(slot, query[b, None], nothing, 0) for b, slot in enumerate(slots)])
+            self.keys.put(slots, position[last], key, value)
+            for request, slot in zip(batch.requests, batch.slots, strict=True):
+                self.keys.advance(slot, len(request.token_ids) - 1)
+            return self.keys.attend(batch.slots, query[:, None], sees, 0)[:, 0]
 
-        return self.model(embedding[last], hidden[last], position[last], attend)
+        return self._model(embedding[last], hidden[last], (cos[last], sin[last]), attend)
 
     def _grow(
         self,
-        requests: Sequence[DraftRequest],
+        batch: _Batch,
         growth: TreeGrowth,
         frontier: Frontier,
         hidden_BKD: Tensor,
-        scores: ChooseScores,
+        chooser: ChildChooser,
         depth: int,
     ) -> None:
-        slots = [self._ring.slot(request.req_id) for request in requests]
-        device = hidden_BKD.device
-        first_position = torch.tensor([len(request.token_ids) - 1 for request in requests], device=device)
+        slots = torch.tensor(batch.slots, device=self._device)
+        rotary_of_level = self._rotary_of_levels(batch.requests, depth - 1, hidden_BKD)
         sees_BKS: Tensor | None = None
         for level in range(1, depth):
-            num_reqs, num_nodes = frontier.draft_ids_BK.shape
+            num_reqs, num_nodes = shape = frontier.draft_ids_BK.shape
             # A node sees itself and whatever its parent saw.
-            own = torch.eye(num_nodes, dtype=torch.bool, device=device).expand(num_reqs, -1, -1)
+            own = torch.eye(num_nodes, dtype=torch.bool, device=self._device).expand(num_reqs, -1, -1)
             if sees_BKS is not None:
                 parents = frontier.parents_BK[..., None].expand(-1, -1, sees_BKS.shape[-1])
                 own = torch.cat([own, sees_BKS.gather(1, parents)], dim=-1)
-            sees_BKS = own
-            bias_BKS = torch.zeros(own.shape, dtype=hidden_BKD.dtype, device=device).masked_fill_(~own, -torch.inf)
+            sees_BKS = own.contiguous()
             parents = frontier.parents_BK[..., None].expand(-1, -1, hidden_BKD.shape[-1])
-            hidden_BKD = hidden_BKD.gather(1, parents)
-            positions = (first_position + level - 1)[:, None].expand(-1, num_nodes)
             embedding = self._embed(self._vocabulary[frontier.draft_ids_BK].flatten()).to(hidden_BKD.dtype)
 
             def attend(
-                query: Tensor, key: Tensor, value: Tensor, level: int = level, bias: Tensor = bias_BKS
+                query: Tensor, key: Tensor, value: Tensor, level: int = level, sees: Tensor = sees_BKS
             ) -> Tensor:
-                shape = bias.shape[:2]
-                queries, keys, values = (part.unflatten(0, shape) for part in (query, key, value))
-                self.keys.put_scratch(slots, keys, values, bias.shape[2] - bias.shape[1])
-                return torch.cat([self.keys.attend(slot, queries[b], bias[b], level) for b, slot in enumerate(slots)])
+                queries, keys, values = (part.unflatten(0, sees.shape[:2]) for part in (query, key, value))
+                self.keys.put_scratch(slots, keys, values, sees.shape[2] - sees.shape[1])
+                return self.keys.attend(batch.slots, queries, sees, level).flatten(0, 1)
 
-            hidden = self.model(embedding, hidden_BKD.flatten(0, 1), positions.flatten(), attend)
-            hidden_BKD = hidden.unflatten(0, (num_reqs, num_nodes))
-            frontier = growth.next_level(scores(requests, self.model.logits(hidden_BKD), level))
+            cos, sin = (part.repeat_interleave(num_nodes, dim=0) for part in rotary_of_level[level - 1])
+            hidden = self._model(embedding, hidden_BKD.gather(1, parents).flatten(0, 1), (cos, sin), attend)
+            hidden_BKD = hidden.unflatten(0, shape)
+            frontier = growth.next_level(chooser.children(self._model.logits(hidden_BKD), level))
+
+    def _rotary_of_levels(self, requests: Sequence[DraftRequest], num_levels: int, like: Tensor) -> list[Rotary]:
+        """Returns cosine and sine ``[B, 1, H]`` of each level's nodes, which stand next to the roots."""
+        first = torch.tensor([len(request.token_ids) - 1 for request in requests], device=self._device)
+        positions = torch.arange(num_levels, device=self._device)[:, None] + first
+        parts = (part.unflatten(0, positions.shape) for part in self._model.rotary(like, positions.flatten()))
+        return list(zip(*(part.unbind() for part in parts), strict=True))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.precision import Precision, multiply_in
 from tlt_engine.drafter_trainer.loss import TargetHead, soft_targets, unrolled_loss
 from tlt_engine.drafter_trainer.optimizer import DrafterOptimizer
-from tlt_engine.drafter_trainer.precision import Precision, multiply_in
 from tlt_engine.drafter_trainer.sample import PackedBatch, Sample
 from tlt_engine.drafter_trainer.unroll import Embed, unroll
 
@@ -125,4 +125,3 @@ class Trainer:
             return rate
         progress = min(1.0, self.num_steps / self._schedule_length)
         return rate * (0.55 + 0.45 * math.cos(math.pi * progress))
-

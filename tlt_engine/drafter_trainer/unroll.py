@@ -54,7 +54,7 @@ def unroll(model: DrafterModel, batch: PackedBatch, embed: Embed, num_passes: in
         target_index = (places + 1 + depth).clamp(max=len(batch) - 1)
         is_same = (places + 1 + depth < len(batch)) & (batch.sample_of[target_index] == batch.sample_of)
         embedding = embed(batch.token_ids[target_index])
-        hidden = model(embedding, hidden, batch.positions + depth, attend)
+        hidden = model(embedding, hidden, model.rotary(hidden, batch.positions + depth), attend)
         yield Pass(hidden, target_index, is_same & batch.is_learnt[target_index])
 
 

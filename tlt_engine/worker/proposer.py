@@ -86,7 +86,8 @@ class TltProposer:
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
         model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
         shape = TreeShape(settings.draft_depth, settings.top_k)
-        self._runtime = DrafterRuntime(model, target_model.embed_input_ids, ring, num_slots, shape)
+        embed = target_model.embed_input_ids
+        self._runtime = DrafterRuntime(model, embed, ring, num_slots, shape, settings.precision)
         learned = LearnedDrafter(self._runtime, ring)
         self._drafter = learned
         if settings.is_grafted:
@@ -100,11 +101,10 @@ class TltProposer:
         """
         if self._runtime is None:
             raise ValueError(f"drafter {self.config.drafter!r} has no weights; name a drafter's directory to serve one")
-        model = self._runtime.model
-        if checkpoint.config != model.config:
-            raise ValueError(f"the new drafter has another shape: {checkpoint.config}, expected {model.config}")
-        model.load_state_dict(checkpoint.tensors)  # in place, and converted to the model's dtype
-        self._runtime.weights_changed()
+        config = self._runtime.config
+        if checkpoint.config != config:
+            raise ValueError(f"the new drafter has another shape: {checkpoint.config}, expected {config}")
+        self._runtime.set_model(checkpoint.build())
         self._failures_in_a_row = self._pause_left = 0
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
