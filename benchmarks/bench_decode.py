@@ -75,6 +75,7 @@ def batch_rows(comparison: Comparison) -> list[Row]:
     for engine in comparison.results:
         equal = None if engine == "stock" else comparison.outputs_equal(engine, "stock")
         rows += comparison.speed_rows(engine, equal)
+        rows += comparison.own_share_rows(engine)
     return rows
 
 

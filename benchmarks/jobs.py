@@ -83,6 +83,8 @@ class JobResult:
     num_accepted_tokens: int
     """Draft tokens accepted, bonus excluded."""
     startup_s: float
+    own_shares: dict[str, float] = field(default_factory=dict)
+    """Shares of the wall time that TLT spent drafting and tapping features."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobResult:

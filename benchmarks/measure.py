@@ -133,6 +133,13 @@ class Comparison:
             self.row(engine, "acceptance_length", "tokens", lambda result: result.acceptance_length),
         ]
 
+    def own_share_rows(self, engine: str) -> list[Row]:
+        """Makes the rows of what TLT itself took of the wall time; none for stock's engines."""
+        return [
+            self.row(engine, f"{name}_share", "of wall time", lambda result, name=name: result.own_shares[name])
+            for name in self.results[engine][0].own_shares
+        ]
+
     def live_batch_rows(self, engine: str) -> list[Row]:
         """Makes the rows of seconds spent at each range of live requests."""
         return [

@@ -139,7 +139,7 @@ def summarise(values: Sequence[float], *, baseline: tuple[str, Sequence[float]] 
         baseline: Name and values of the engine compared with.
         **fields: The other fields of ``Row``; ``better`` defaults to "lower" for times and "higher" otherwise.
     """
-    fields.setdefault("better", "lower" if fields["unit"] in ("s", "ms", "us") else "higher")
+    fields.setdefault("better", "lower" if fields["unit"] in ("s", "ms", "us", "of wall time") else "higher")
     ratio = None if baseline is None else round(paired_ratio(values, baseline[1], fields["better"]), 4)
     return Row(
         value=round(median(values), 4),

@@ -104,6 +104,14 @@ def _counters(llm: Any) -> dict[str, int]:
     return totals
 
 
+def _own_seconds(llm: Any, job: Job) -> dict[str, float]:
+    """Returns the seconds that TLT has spent drafting and tapping features; nothing for stock's engines."""
+    if not job.engine.startswith("tlt"):
+        return {}
+    status = llm.collective_rpc("tlt_status")[0]
+    return {name: status[f"{name}_seconds"] for name in ("draft", "tap")}
+
+
 def run_job(job: Job, show: str | None = None) -> JobResult:
     """Starts the job's engine in this process, warms it up, and measures it.
 
@@ -119,9 +127,9 @@ def run_job(job: Job, show: str | None = None) -> JobResult:
     startup_s = time.perf_counter() - began
     if job.warmup:
         _run(llm.llm_engine, job.warmup, len(job.warmup), None)
-    before = _counters(llm)
+    before, own_before = _counters(llm), _own_seconds(llm, job)
     token_ids, steps, wall_s = _run(llm.llm_engine, job.requests, job.concurrency, show)
-    after = _counters(llm)
+    after, own_after = _counters(llm), _own_seconds(llm, job)
     drafts, accepted = (
         after.get(name, 0) - before.get(name, 0)
         for name in ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
@@ -134,6 +142,7 @@ def run_job(job: Job, show: str | None = None) -> JobResult:
         num_drafts=drafts,
         num_accepted_tokens=accepted,
         startup_s=startup_s,
+        own_shares={name: (seconds - own_before[name]) / wall_s for name, seconds in own_after.items()},
     )
 
 

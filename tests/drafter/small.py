@@ -1,8 +1,11 @@
-"""Small drafters of each family with random weights, and random text for them."""
+"""Small drafters of each family with random weights, their target, and random text for them."""
+
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
+from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.sample import Sample
@@ -59,4 +62,31 @@ def random_sample(num_tokens: int, seed: int = 2, num_prompt_tokens: int = 0, fi
         final_hidden=torch.randn(num_tokens, HIDDEN, generator=generator, dtype=torch.float64),
         first_position=first_position,
         num_prompt_tokens=num_prompt_tokens,
+    )
+
+
+class Tokenizer:
+    """Names token ids."""
+
+    def __init__(self, prefix="t"):
+        self.prefix = prefix
+
+    def convert_ids_to_tokens(self, ids):
+        return [f"{self.prefix}{token_id}" if token_id > 20 else f"t{token_id}" for token_id in ids]
+
+
+TARGET = SimpleNamespace(
+    model_type="llama", num_hidden_layers=4, hidden_size=HIDDEN, vocab_size=VOCAB, _name_or_path="target"
+)
+
+
+def provenance(model):
+    return Provenance(
+        target=TargetIdentity.of("/models/target", TARGET, Tokenizer(), model.draft_vocabulary),
+        recipe="eagle3",
+        num_tokens_seen=1000,
+        num_steps=3,
+        held_out="a test",
+        held_out_acceptance_rates=(0.5, 0.25),
+        engine_version="0",
     )

@@ -9,51 +9,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from drafter.small import DRAFT_VOCAB, HIDDEN, VOCAB, random_embedding, small_drafter
+from drafter.small import HIDDEN, TARGET, VOCAB, Tokenizer, provenance, small_drafter
 from tlt_engine.drafter.checkpoint import (
     FILE_NAME,
-    Provenance,
-    TargetIdentity,
     check_fits_target,
     load_checkpoint,
     save_checkpoint,
 )
-from tlt_engine.drafter.export import export
-from tlt_engine.drafter.model import DrafterModel
-
-
-class Tokenizer:
-    """Names token ids."""
-
-    def __init__(self, prefix="t"):
-        self.prefix = prefix
-
-    def convert_ids_to_tokens(self, ids):
-        return [f"{self.prefix}{token_id}" if token_id > 20 else f"t{token_id}" for token_id in ids]
-
-
-TARGET = SimpleNamespace(
-    model_type="llama", num_hidden_layers=4, hidden_size=HIDDEN, vocab_size=VOCAB, _name_or_path="target"
-)
-
-
-def provenance(model):
-    return Provenance(
-        target=TargetIdentity.of("/models/target", TARGET, Tokenizer(), model.draft_vocabulary),
-        recipe="eagle3",
-        num_tokens_seen=1000,
-        num_steps=3,
-        held_out="a test",
-        held_out_acceptance_rates=(0.5, 0.25),
-        engine_version="0",
-    )
-
-
-@pytest.fixture
-def directory(tmp_path):
-    model = small_drafter().float()
-    save_checkpoint(tmp_path / "drafter", model, provenance(model))
-    return tmp_path / "drafter"
 
 
 def rewrite(directory, change):
@@ -159,62 +121,6 @@ def test_another_target_is_named(directory, key, value, message):
 def test_another_vocabulary_of_the_same_size_is_named_by_its_first_token(directory):
     with pytest.raises(ValueError, match="token 22 is 't22' there and 'x22' here"):
         check_fits_target(load_checkpoint(directory), TARGET, Tokenizer("x"), "drafter")
-
-
-def test_plain_export_has_vllms_names_and_both_conventions_of_layers(directory, tmp_path):
-    export(load_checkpoint(directory), tmp_path / "out", to="vllm")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3]
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2], "SGLang adds 1 itself"
-    assert (config["vocab_size"], config["draft_vocab_size"]) == (VOCAB, DRAFT_VOCAB)
-    assert config["norm_before_residual"] is False
-    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (24, 2 * HIDDEN)
-    assert (tensors["d2t"] + torch.arange(DRAFT_VOCAB)).tolist() == list(range(0, VOCAB, 2))
-    assert "embed_tokens.weight" not in tensors
-
-
-def test_a_full_vocabulary_needs_no_map_in_vllm(tmp_path):
-    model = DrafterModel(msgspec.structs.replace(small_drafter().config, draft_vocab_size=VOCAB))
-    save_checkpoint(tmp_path / "drafter", model, provenance(model))
-    export(load_checkpoint(tmp_path / "drafter"), tmp_path / "out", to="vllm")
-    assert "d2t" not in load_file(tmp_path / "out" / "model.safetensors")
-
-
-def test_speculators_export_has_its_names_and_the_embedding(directory, tmp_path):
-    embedding = random_embedding()
-    export(load_checkpoint(directory), tmp_path / "out", to="speculators", target="org/target", embedding=embedding)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert config["speculators_model_type"] == "eagle3"
-    assert config["speculators_config"]["verifier"]["name_or_path"] == "org/target"
-    assert config["transformer_layer_config"]["model_type"] == "llama"
-    assert torch.equal(tensors["embed_tokens.weight"], embedding.float())
-    assert "layers.0.mlp.gate_proj.weight" in tensors
-    assert not any("midlayer" in name for name in tensors)
-
-
-def test_an_export_does_not_write_over_anything(directory, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "precious").write_text("x")
-    with pytest.raises(ValueError, match="holds something already"):
-        export(load_checkpoint(directory), tmp_path / "out", to="vllm")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
-
-
-@pytest.mark.parametrize(
-    ("family", "what"), [("qwen2", "biases of q, k and v"), ("qwen3", "norms of queries and keys")]
-)
-def test_what_sglang_cannot_hold_is_refused(tmp_path, family, what):
-    model = small_drafter(family).float()
-    save_checkpoint(tmp_path / "drafter", model, provenance(model))
-    with pytest.raises(ValueError, match=f"SGLang's EAGLE-3 drafter has no {what}"):
-        export(load_checkpoint(tmp_path / "drafter"), tmp_path / "out", to="sglang")
-    export(load_checkpoint(tmp_path / "drafter"), tmp_path / "vllm", to="vllm")
-    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
-    assert config["attention_bias"] == (family == "qwen2")
-    assert config["architectures"] == ["Eagle3Qwen3ForCausalLM" if family == "qwen3" else "LlamaForCausalLMEagle3"]
 
 
 def test_provenance_is_plain_json(directory):

@@ -14,8 +14,8 @@ MATRIX_RATE = 5.0
 class DrafterOptimizer:
     """Steps the weights of a drafter.
 
-    With Muon a drafter of SmolLM2-135M needs half the tokens that AdamW alone needs
-    (``benchmarks/bench_optimizer.py``). The head is left to AdamW, as Muon's author advises.
+    With Muon a drafter of SmolLM2-135M needs half the tokens that AdamW alone needs (``docs/learned_drafter.md``). The
+    head is left to AdamW, as Muon's author advises.
 
     Source: Muon (Jordan et al., 2024) with the scale of Moonlight (arXiv:2502.16982); AdamW (arXiv:1711.05101).
     """

@@ -38,6 +38,7 @@ class TltProposer:
         self.step_cost = StepCost()
         self.num_failures = 0
         self.draft_seconds = 0.0
+        self.tap_seconds = 0.0
         self.recorder = SampleRecorder(self.config.max_recorded_bytes) if self.config.record_samples else None
         self._takers: list[FeatureTap | SampleRecorder] = [] if self.recorder is None else [self.recorder]
         self._runtime: DrafterRuntime | None = None
@@ -63,11 +64,13 @@ class TltProposer:
         self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
     ) -> None:
         """Hands the hidden states of committed rows to whoever keeps them; see ``FeatureTap.take``."""
+        started = time.perf_counter()
         try:
             for taker in self._takers:
                 taker.take(req_ids, committed, aux_hidden, final_hidden)
         except Exception as error:  # noqa: BLE001 - whatever memory or a model's layout brings, serving goes on
             self._fail("take_features", error)
+        self.tap_seconds += time.perf_counter() - started
 
     def load_model(self, target_model: Any) -> None:
         """Builds what needs the target: the learned drafter shares its embedding. The runner calls it once."""

@@ -97,5 +97,6 @@ class TltWorkerMixin(StockWorker):
             },
             "drafter_failures": proposer.num_failures,
             "draft_seconds": proposer.draft_seconds,
+            "tap_seconds": proposer.tap_seconds,
             "memory": {name: {"bytes": used, "cap": cap} for name, (used, cap) in proposer.num_bytes().items()},
         }
