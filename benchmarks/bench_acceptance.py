@@ -24,18 +24,17 @@ from benchmarks.result import summarise
 from tlt_engine.config import PromptLookupConfig
 from tlt_engine.drafter.checkpoint import Checkpoint, load_checkpoint
 from tlt_engine.drafter.feature_ring import FeatureRing
+from tlt_engine.drafter.grafted import GraftedDrafter
 from tlt_engine.drafter.initialise import TargetWeights
 from tlt_engine.drafter.learned import LearnedDrafter
 from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
-from tlt_engine.spec.graft import graft
 from tlt_engine.spec.prompt_lookup import PromptLookup
-from tlt_engine.spec.tree import DraftTree
 
 TASKS = "gsm_symbolic+chain_sum+basic_arithmetic+simple_equations"
 HELD_OUT_SEED = 1_000_003
-LEARNED_NODES, GRAFTED_NODES = 7, 4
+LEARNED_NODES, LOOKUP_NODES = 7, 4
 
 
 class Replay:
@@ -43,8 +42,8 @@ class Replay:
 
     def __init__(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: TreeShape) -> None:
         model = checkpoint.build().float().requires_grad_(False)
-        width = model.fc.in_features
-        self.ring = FeatureRing(1, model.config.window, width, dtype=torch.float32)
+        width = model.fc.in_features  # before the runtime packs it
+        self.ring = FeatureRing(1, checkpoint.config.window, width, dtype=torch.float32)
         runtime = DrafterRuntime(model, lambda ids: F.embedding(ids, embedding), self.ring, 1, shape)
         self.drafter = LearnedDrafter(runtime, self.ring)
 
@@ -56,32 +55,8 @@ class Replay:
         self.ring.write(torch.full_like(positions, slot), positions, [sample.features.float()], positions)
 
 
-class Both:
-    """The likeliest nodes of the network, and on top the likeliest of look-up."""
-
-    def __init__(self, learned: Drafter, lookup: Drafter) -> None:
-        self._learned, self._lookup = learned, lookup
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Returns the union."""
-        nodes = {"learned": LEARNED_NODES, "lookup": GRAFTED_NODES}
-        learned = self._learned.propose([limited(request, nodes["learned"]) for request in requests])
-        lookup = self._lookup.propose([limited(request, nodes["lookup"]) for request in requests])
-        return [graft(pair, sum(nodes.values())) for pair in zip(learned, lookup, strict=True)]
-
-    def finish(self, req_id: str, reason: FinishReason) -> None:
-        """Tells both."""
-        self._learned.finish(req_id, reason)
-        self._lookup.finish(req_id, reason)
-
-
-def limited(request: DraftRequest, max_nodes: int) -> DraftRequest:
-    """Returns the request with another limit."""
-    return DraftRequest(**vars(request) | {"max_nodes": max_nodes})
-
-
 def replay(
-    drafter: Drafter | Both,
+    drafter: Drafter,
     feed: Callable[[Sample, int, int], None] | None,
     samples: Sequence[Sample],
     temperature: float,
@@ -134,12 +109,12 @@ def acceptance_lengths(
     tree = Replay(checkpoint, embedding, TreeShape(draft_depth=4, top_k=4))
     grafted = Replay(checkpoint, embedding, TreeShape(draft_depth=4, top_k=4))
     lookup = PromptLookup(PromptLookupConfig())
-    both = Both(grafted.drafter, PromptLookup(PromptLookupConfig()))
-    ways: dict[str, tuple[Drafter | Both, Callable[[Sample, int, int], None] | None, int]] = {
-        "ngram tree, 4 nodes": (lookup, None, GRAFTED_NODES),
+    both = GraftedDrafter(grafted.drafter, PromptLookup(PromptLookupConfig()))
+    ways: dict[str, tuple[Drafter, Callable[[Sample, int, int], None] | None, int]] = {
+        "ngram tree, 4 nodes": (lookup, None, LOOKUP_NODES),
         "learned chain, 4 nodes": (chain.drafter, chain.feed, 4),
         "learned tree, 7 nodes": (tree.drafter, tree.feed, LEARNED_NODES),
-        "learned 7 + ngram 4 nodes": (both, grafted.feed, LEARNED_NODES + GRAFTED_NODES),
+        "grafted tree, 11 nodes": (both, grafted.feed, LEARNED_NODES + LOOKUP_NODES),
     }
     return {
         name: replay(drafter, feed, samples, temperature, num_nodes)

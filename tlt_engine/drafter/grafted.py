@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from tlt_engine.drafter.learned import LearnedDrafter
 from tlt_engine.spec.drafter import DraftRequest, FinishReason
-from tlt_engine.spec.graft import graft
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.tree import DraftTree
 
@@ -17,9 +16,8 @@ class GraftedDrafter:
         self._lookup = lookup
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Returns one tree a request, the likeliest nodes of both."""
-        both = zip(self._learned.propose(requests), self._lookup.propose(requests), requests, strict=True)
-        return [graft((learned, lookup), request.max_nodes) for learned, lookup, request in both]
+        """Returns one tree a request, the likeliest nodes of both by estimates that were calibrated together."""
+        return self._lookup.propose(requests, self._learned.propose(requests))
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Tells both."""

@@ -39,6 +39,9 @@ thousand tokens has seen most of its contexts once."""
 MERGED_EDGES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Edges of the classes of merged estimates: the best of several estimates is too high, which a second look corrects."""
 
+DEEPEST_KIND = 3
+"""Depth from which on a trained drafter's tokens are of one kind."""
+
 LEAD_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Edges of the classes of a back-off candidate's lead."""
 
@@ -69,12 +72,24 @@ class PromptLookup:
         self._calibration = Calibration()
         self._answers: dict[str, list[list[Continuation]]] = {}
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        """Returns one tree a request; nodes carry their estimated acceptance and their source."""
+    def propose(self, requests: Sequence[DraftRequest], learned: Sequence[DraftTree] | None = None) -> list[DraftTree]:
+        """Drafts for a step.
+
+        Args:
+            requests: what to draft for.
+            learned: a trained drafter's tree for each, which is one more answer; its estimates are calibrated too.
+
+        Returns:
+            One tree a request; nodes carry their estimated acceptance and their source.
+        """
         for request in requests:  # all first: responses to like prompts run side by side and feed one another
             self._read(request)
         num_nodes = max(LEAST_NODES, STEP_NODES // max(1, len(requests)))
-        return [self._propose_one(request, min(num_nodes, request.max_nodes)) for request in requests]
+        others = [None] * len(requests) if learned is None else learned
+        return [
+            self._propose_one(request, min(num_nodes, request.max_nodes), other)
+            for request, other in zip(requests, others, strict=True)
+        ]
 
     def observe(self, req_id: str, tree: DraftTree, accepted_nodes: Sequence[int]) -> None:
         """Does nothing: the tokens that the next ``propose`` brings tell more than what was verified."""
@@ -103,12 +118,15 @@ class PromptLookup:
         unread = len(request.token_ids) if is_new else len(emitted)
         self._backoff.learn(request.token_ids[-(unread + 2) :].tolist(), min(2, len(request.token_ids) - unread))
 
-    def _propose_one(self, request: DraftRequest, num_nodes: int) -> DraftTree:
+    def _propose_one(self, request: DraftRequest, num_nodes: int, learned: DraftTree | None) -> DraftTree:
         if request.max_nodes <= 0 or request.max_depth <= 0:
             return EMPTY_TREE
+        is_sampled = request.seed is not None
         answers = [*self._look_up(request, num_nodes), self._back_off(request)]
-        merged = self._merge(answers)
-        second_look = _merged_continuations(merged, is_sampled=request.seed is not None)
+        if learned is not None:
+            answers.insert(0, learned_continuations(learned, is_sampled=is_sampled))
+        merged, holders = self._merge(answers)
+        second_look = _merged_continuations(merged, holders if learned is not None else None, is_sampled=is_sampled)
         self._answers[request.req_id] = [*answers, second_look]
         merged.probs[:] = self._calibration.reach(second_look)
         # Nobody is likelier than its parent, and sorting keeps equals in order, so the first of these are a tree.
@@ -144,7 +162,7 @@ class PromptLookup:
             before, parent = (before[1], candidates[0].token_id), place
         return answer
 
-    def _merge(self, answers: Sequence[Sequence[Continuation]]) -> DraftTree:
+    def _merge(self, answers: Sequence[Sequence[Continuation]]) -> tuple[DraftTree, list[int]]:
         return unite(
             (
                 (token_id, parent, prob, str(kind[0]))
@@ -181,12 +199,48 @@ def _continuations(
     return answer, match_len
 
 
-def _merged_continuations(tree: DraftTree, *, is_sampled: bool) -> list[Continuation]:
-    """The merged tree as one more answer, whose kinds are classes of the estimate itself."""
+def learned_continuations(tree: DraftTree, *, is_sampled: bool) -> list[Continuation]:
+    """Returns a trained drafter's tree as an answer whose kinds are classes of what it thinks itself.
+
+    It says how likely the target is to write a token, not how likely the token is the target's choice: with greedy
+    requests a token it gives a half is right far more often.
+
+    Args:
+        tree: with the probability of each path.
+        is_sampled: whether the target draws; the probabilities then allow for the noise.
+    """
+    depths: list[int] = []
     continuations: list[Continuation] = []
-    for token_id, parent, prob in zip(tree.token_ids, tree.parents, tree.probs, strict=True):
-        before = 1.0 if parent == ROOT else tree.probs[parent]
-        estimate = min(1.0, prob / before) if before > 0 else 0.0
-        kind = ("merged", is_sampled, bisect_right(MERGED_EDGES, estimate))
+    for token_id, parent, estimate in zip(tree.token_ids, tree.parents, _conditional(tree), strict=True):
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+        kind = ("learned", is_sampled, min(depths[-1], DEEPEST_KIND), bisect_right(MERGED_EDGES, estimate))
         continuations.append(Continuation(token_id, parent, kind, estimate))
     return continuations
+
+
+def _merged_continuations(tree: DraftTree, holders: list[int] | None, *, is_sampled: bool) -> list[Continuation]:
+    """The merged tree as one more answer, whose kinds are classes of the estimate itself.
+
+    With a trained drafter's answer among the merged ones, the first, they also tell which tokens both sorts of drafter
+    hold: then each of them is likelier than either says.
+    """
+    continuations: list[Continuation] = []
+    for node, (token_id, parent, estimate) in enumerate(
+        zip(tree.token_ids, tree.parents, _conditional(tree), strict=True)
+    ):
+        agreement = "" if holders is None else _agreement(holders[node])
+        kind = ("merged", is_sampled, agreement, bisect_right(MERGED_EDGES, estimate))
+        continuations.append(Continuation(token_id, parent, kind, estimate))
+    return continuations
+
+
+def _agreement(holders: int) -> str:
+    if not holders & 1:
+        return "lookup"
+    return "learned" if holders == 1 else "both"
+
+
+def _conditional(tree: DraftTree) -> list[float]:
+    """Returns each node's probability given its parent."""
+    before = [1.0 if parent == ROOT else tree.probs[parent] for parent in tree.parents]
+    return [min(1.0, prob / last) if last > 0 else 0.0 for prob, last in zip(tree.probs, before, strict=True)]
