@@ -8,7 +8,7 @@ from drafter.small import FAMILIES, HIDDEN, NUM_AUX, VOCAB, random_embedding, ra
 from reference.drafter import reference_logits
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.learned import LearnedDrafter
-from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
+from tlt_engine.drafter.runtime import LEVEL_ROWS, DrafterRuntime, TreeShape
 from tlt_engine.spec.drafter import DraftRequest, FinishReason
 from tlt_engine.spec.noise import gumbel_noise
 from tlt_engine.spec.tree import ROOT
@@ -152,6 +152,18 @@ def test_new_weights_make_new_keys():
     bench.runtime.set_model(bench.model)
     (tree,) = bench.drafter.propose([bench.request(sample, 10)])
     assert_right(bench, sample, 10, tree)
+
+
+def test_many_requests_have_fewer_nodes_each():
+    samples = [random_sample(24, seed=10 + number) for number in range(LEVEL_ROWS // 2)]
+    bench = Bench(num_slots=len(samples))
+    for sample in samples:
+        bench.feed(sample, 0, 9)
+    trees = bench.drafter.propose([bench.request(sample, 10, max_nodes=99) for sample in samples])
+    for sample, tree in zip(samples, trees, strict=True):
+        assert len(tree) == 2 + 2 * 2 * 2, "two children at the root, two of two nodes at both levels below"
+        for path, prob in zip(paths(tree), tree.probs, strict=True):
+            assert prob == pytest.approx(path_prob(bench, sample, 10, path), rel=1e-5)
 
 
 def test_limits_of_a_request_are_kept():

@@ -6,4 +6,4 @@ class Spoiler:
 
     def spoil_drafter(self) -> None:
         """Makes the learned drafter's outputs no numbers, as an external trainer's bad push would."""
-        self.model_runner.drafter._runtime.model.norm.weight.fill_(float("nan"))
+        self.model_runner.drafter._runtime._model.norm.weight.fill_(float("nan"))

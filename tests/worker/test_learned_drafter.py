@@ -20,7 +20,7 @@ from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
 from tlt_engine.drafter_trainer.warmup import choose_draft_vocabulary, epoch
-from tlt_engine.spec.drafter import DraftRequest
+from tlt_engine.spec.drafter import DraftRequest, FinishReason
 from worker.cases import TINY_ENGINE
 from worker.test_losslessness_tiny import assert_same_tokens, oracle
 
@@ -163,23 +163,27 @@ def test_stock_vllm_drafts_the_same_tokens_from_an_export(tiny_llama, batches, p
 
     weights = TargetWeights(Path(tiny_llama))
     embedding = weights.embedding
-    model = checkpoint.build().requires_grad_(False)
+    window, num_features = checkpoint.config.window, checkpoint.tensors["fc.weight"].shape[1]
+    ring = FeatureRing(1, window, num_features, dtype=torch.float32)
+    runtime = DrafterRuntime(
+        checkpoint.build(), lambda ids: F.embedding(ids, embedding), ring, 1, TreeShape(4, 1), precision="float32"
+    )
+    drafter = LearnedDrafter(runtime, ring)
     num_same = num_compared = 0
     for req_id, num_tokens, drafted in result.drafts:
         index = int(req_id.partition("-")[0].split(".")[1])
         sample = next(sample for sample in recorded[1] if sample.req_id.startswith(f"0.{index}-"))
-        inside = sample.first_position == 0 and num_tokens <= min(len(sample), model.config.window)
+        inside = sample.first_position == 0 and num_tokens <= min(len(sample), window)
         if not drafted or not inside or num_tokens <= len(prompts[index]):
             continue
-        ring = FeatureRing(1, model.config.window, model.fc.in_features, dtype=torch.float32)
         ring.admit("r")
         ring.reserve("r", 0, num_tokens - 1)
         rows = torch.arange(num_tokens - 1)
         ring.write(torch.zeros_like(rows), rows, [sample.features], rows)
-        runtime = DrafterRuntime(model, lambda ids: F.embedding(ids, embedding), ring, 1, TreeShape(4, 1))
         ids = sample.token_ids[:num_tokens].numpy().astype(np.int32)
         request = DraftRequest("r", ids, len(prompts[index]), max_nodes=4, seed=None, max_depth=9)
-        (tree,) = LearnedDrafter(runtime, ring).propose([request])
+        (tree,) = drafter.propose([request])
+        drafter.finish("r", FinishReason.COMPLETED)
         num_same += tree.token_ids == drafted
         num_compared += 1
     assert num_compared >= 200

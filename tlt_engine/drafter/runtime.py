@@ -26,6 +26,11 @@ from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
 Embed = Callable[[Tensor], Tensor]
 
 
+LEVEL_ROWS = 8
+"""Nodes expanded a level, all requests together, on a CPU: more requests have fewer each. There every row costs time,
+and with many requests only the likeliest nodes of each can pay."""
+
+
 @dataclass(frozen=True)
 class TreeShape:
     """How far trees grow before they are cut to the likeliest nodes."""
@@ -107,8 +112,11 @@ class DrafterRuntime:
         if not ready:
             return [EMPTY_TREE] * len(requests)
         batch = _Batch(ready, [self._ring.slot(request.req_id) for request in ready])
-        chooser = ChildChooser(ready, self._vocabulary, self._shape.top_k)
-        growth = TreeGrowth(self._shape.top_k)
+        top_k = self._shape.top_k
+        if self._device.type == "cpu":
+            top_k = max(1, min(top_k, LEVEL_ROWS // len(ready)))
+        chooser = ChildChooser(ready, self._vocabulary, top_k)
+        growth = TreeGrowth(top_k)
         hidden_BD = self._extend(batch)
         frontier = growth.first_level(chooser.children(self._model.logits(hidden_BD)[:, None], 0))
         depth = min(self._shape.draft_depth, max(request.max_depth for request in ready))
