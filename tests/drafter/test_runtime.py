@@ -98,7 +98,8 @@ def test_speculation_that_starts_late_needs_no_prefill():
     assert_right(bench, sample, 20, tree)
 
 
-def test_requests_of_one_step_do_not_see_one_another():
+def test_requests_of_one_step_do_not_see_one_another(monkeypatch):
+    monkeypatch.setattr("tlt_engine.drafter.runtime.LEVEL_ROWS", 99)
     bench = Bench()
     samples = [random_sample(24, seed) for seed in (5, 6, 7)]
     lengths = (4, 15, 9)
