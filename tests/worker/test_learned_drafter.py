@@ -138,6 +138,19 @@ def test_weights_swapped_in_mid_request_change_no_token(tiny_llama, batches, wit
 
 
 @pytest.mark.slow
+def test_the_first_rank_drafts_for_all(run_tlt, batches, without_drafts, drafters):
+    """The target's embedding is divided between the ranks; the drafter runs on one of them and needs all of it."""
+    two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    settings = {"drafter": drafters[0], "learned": {"is_grafted": False}}
+    alone = run_tlt(batches[:1], **settings)
+    result = run_tlt(batches[:1], engine={"tensor_parallel_size": 2}, environment=two_ranks, **settings)
+    assert_same_tokens(result, without_drafts, batches[:1])
+    assert result.status["memory"]["drafter.embedding"]["bytes"] > 0
+    assert result.status["acceptance_length"] > alone.status["acceptance_length"] - 0.3
+    assert result.status["drafter_failures"] == 0
+
+
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_cost_drafts_only(tiny_llama, batches, without_drafts, drafters):
     job = EngineJob(
         tiny_llama,

@@ -23,6 +23,7 @@ from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
 from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap, SampleRecorder
+from tlt_engine.worker.shared_embedding import SharedEmbedding
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -42,6 +43,7 @@ class TltProposer:
         self.recorder = SampleRecorder(self.config.max_recorded_bytes) if self.config.record_samples else None
         self._takers: list[FeatureTap | SampleRecorder] = [] if self.recorder is None else [self.recorder]
         self._runtime: DrafterRuntime | None = None
+        self._embedding: SharedEmbedding | None = None
         self._gate = DraftGate()
         self._bias = ChoiceBias()
         self._drafter: Drafter | None = None if self.config.is_learned else build_drafter(self.config)
@@ -89,8 +91,8 @@ class TltProposer:
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
         model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
         shape = TreeShape(settings.draft_depth, settings.top_k)
-        embed = target_model.embed_input_ids
-        self._runtime = DrafterRuntime(model, embed, ring, num_slots, shape, settings.precision)
+        self._embedding = SharedEmbedding(target_model)
+        self._runtime = DrafterRuntime(model, self._embedding, ring, num_slots, shape, settings.precision)
         learned = LearnedDrafter(self._runtime, ring)
         self._drafter = learned
         if settings.is_grafted:
@@ -183,12 +185,16 @@ class TltProposer:
         self._tell("finish", req_id, reason)
 
     def set_target_version(self, target_version: int) -> None:
-        """Tells the drafter that the target's weights changed."""
+        """Tells the drafter that the target's weights changed; all ranks call it together."""
+        if self._embedding is not None:
+            self._embedding.refresh()
         self._tell("set_target_version", target_version)
 
     def num_bytes(self) -> dict[str, tuple[int, int]]:
         """Returns, for each buffer of the drafter and of the recorder, the bytes in use and the cap."""
         buffers = self._drafter.num_bytes() if self._drafter is not None else {}
+        if self._embedding is not None and (size := self._embedding.num_bytes()):
+            buffers = {**buffers, "drafter.embedding": (size, size)}
         return buffers if self.recorder is None else {**buffers, "recorded_samples": self.recorder.num_bytes()}
 
     def _tell(self, method: str, *args: Any) -> None:
