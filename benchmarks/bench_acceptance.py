@@ -20,7 +20,8 @@ from benchmarks.bench_drafter import accepted_length
 from benchmarks.machine import new_result
 from benchmarks.measure import print_rows
 from benchmarks.options import DEFAULT_MODEL, model_name
-from benchmarks.result import summarise
+from benchmarks.result import Series, summarise
+from tlt_engine.cli.warmup import STATE_FILE, WORK_FOLDER
 from tlt_engine.config import PromptLookupConfig
 from tlt_engine.drafter.checkpoint import Checkpoint, load_checkpoint
 from tlt_engine.drafter.feature_ring import FeatureRing
@@ -122,6 +123,16 @@ def acceptance_lengths(
     }
 
 
+def training_curve(drafter: Path) -> list[Series]:
+    """Returns the held-out acceptance over tokens seen, if the warm-up was told to keep its folder."""
+    file = drafter / WORK_FOLDER / STATE_FILE
+    if not file.exists():
+        return []
+    evaluations = torch.load(file, weights_only=True)["evaluations"]
+    points = [(float(num_tokens), 1.0 + sum(rates)) for num_tokens, rates in evaluations]
+    return [Series(name="held-out chain, temperature 0", x="tokens_seen", y="acceptance_length", points=points)]
+
+
 def main() -> None:
     """Runs the benchmark, prints its rows and, unless ``--quick``, writes its file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_acceptance", description=__doc__)
@@ -160,6 +171,7 @@ def main() -> None:
                     [length], name=name, case=f"temperature {temperature:g}", metric="acceptance_length", unit="tokens"
                 )
             )
+    result.series += training_curve(arguments.drafter)
     print_rows(result.rows)
     if not arguments.quick:
         print(f"written: {result.write().name}")

@@ -33,6 +33,9 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Passes of the drafter in a step, the depth of its trees."""
     top_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
     """Children kept of a node, and nodes expanded a level."""
+    min_reach: Probability = 0.2
+    """On a CPU, another pass is made only if the drafter gives some path at least this probability: a pass takes a
+    twentieth of a step there."""
     capture_threshold: Positive = 32
     """With more running requests than these, no request's features are newly kept; also the most that are."""
     is_grafted: bool = True

@@ -20,11 +20,11 @@ EMBEDDING = random_embedding()
 class Bench:
     """A drafter with its ring, fed by hand."""
 
-    def __init__(self, family="llama", *, window=WINDOW, depth=3, top_k=3, num_slots=3):
+    def __init__(self, family="llama", *, window=WINDOW, depth=3, top_k=3, num_slots=3, min_reach=0.0):
         self.model = small_drafter(family, window=window)
         self.ring = FeatureRing(num_slots, window, NUM_AUX * HIDDEN, dtype=torch.float64)
         self.runtime = DrafterRuntime(
-            self.model, lambda ids: EMBEDDING[ids], self.ring, num_slots, TreeShape(depth, top_k)
+            self.model, lambda ids: EMBEDDING[ids], self.ring, num_slots, TreeShape(depth, top_k, min_reach)
         )
         self.drafter = LearnedDrafter(self.runtime, self.ring)
 
@@ -165,6 +165,23 @@ def test_many_requests_have_fewer_nodes_each():
         assert len(tree) == 2 + 2 * 2 * 2, "two children at the root, two of two nodes at both levels below"
         for path, prob in zip(paths(tree), tree.probs, strict=True):
             assert prob == pytest.approx(path_prob(bench, sample, 10, path), rel=1e-5)
+
+
+@pytest.mark.parametrize("min_reach", [1e-3, 0.02, 0.999])
+def test_levels_that_no_path_is_likely_to_reach_are_not_grown(min_reach):
+    sample = random_sample(24)
+    whole, cut = Bench(depth=4), Bench(depth=4, min_reach=min_reach)
+    for bench in (whole, cut):
+        bench.feed(sample, 0, 9)
+    (expected,), (found,) = (bench.drafter.propose([bench.request(sample, 10, max_nodes=99)]) for bench in (whole, cut))
+    best_at = [0.0] * 5
+    for path, prob in zip(paths(expected), expected.probs, strict=True):
+        best_at[len(path)] = max(best_at[len(path)], prob)
+    depth = next((depth for depth in range(1, 4) if best_at[depth] < min_reach), 4)
+    assert max(map(len, paths(found))) == depth
+    assert found.probs == [
+        prob for path, prob in zip(paths(expected), expected.probs, strict=True) if len(path) <= depth
+    ]
 
 
 def test_limits_of_a_request_are_kept():

@@ -65,6 +65,11 @@ class TreeGrowth:
         self._frontier_nodes = places_BK + num_before
         return Frontier(draft_ids_BN.gather(1, places_BK), places_BK.div(num_children, rounding_mode="floor"))
 
+    def likeliest_frontier(self) -> float:
+        """Returns the probability of the likeliest path to a node of the last frontier; waits for the device."""
+        assert self._frontier_scores is not None
+        return float(self._frontier_scores.max().exp())
+
     def trees(self, draft_vocabulary: Tensor, max_nodes: list[int], source: str) -> list[DraftTree]:
         """Returns each request's likeliest nodes, parents before children.
 

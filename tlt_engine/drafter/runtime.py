@@ -39,6 +39,8 @@ class TreeShape:
     """Passes of the drafter, the depth of the tree."""
     top_k: int
     """Children kept of a node, and nodes expanded a level."""
+    min_reach: float = 0.0
+    """Levels are grown while a path of some request is at least so likely; if not 0, each waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class DrafterRuntime:
         rotary_of_level = self._rotary_of_levels(batch.requests, depth - 1, hidden_BKD)
         sees_BKS: Tensor | None = None
         for level in range(1, depth):
+            if self._shape.min_reach and growth.likeliest_frontier() < self._shape.min_reach:
+                break
             num_reqs, num_nodes = shape = frontier.draft_ids_BK.shape
             # A node sees itself and whatever its parent saw.
             own = torch.eye(num_nodes, dtype=torch.bool, device=self._device).expand(num_reqs, -1, -1)

@@ -90,7 +90,8 @@ class TltProposer:
         )
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
         model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
-        shape = TreeShape(settings.draft_depth, settings.top_k)
+        min_reach = settings.min_reach if ring.device.type == "cpu" else 0.0
+        shape = TreeShape(settings.draft_depth, settings.top_k, min_reach)
         self._embedding = SharedEmbedding(target_model)
         self._runtime = DrafterRuntime(model, self._embedding, ring, num_slots, shape, settings.precision)
         learned = LearnedDrafter(self._runtime, ring)
