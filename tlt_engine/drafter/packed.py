@@ -4,6 +4,8 @@ A pass of few rows is bound by reading weights, and PyTorch's plain matrix produ
 alone took four times as long as it does packed by oneDNN, eight times with bfloat16 weights.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -17,18 +19,33 @@ ROWS_HINT = 4
 class PackedProjection(nn.Module):
     """A projection in oneDNN's layout; its input and result keep their dtype."""
 
-    def __init__(self, projection: Projection, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
-        self.num_bytes = projection.weight.numel() * dtype.itemsize
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(projection.weight.detach().to(dtype), ROWS_HINT)
-        self._bias = None if projection.bias is None else projection.bias.detach().to(dtype)
+        self.num_bytes = (weight.numel() + (0 if bias is None else bias.numel())) * dtype.itemsize
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), ROWS_HINT)
+        self._bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
             input.to(self._dtype), self._packed, self._bias, "none", [], ""
         )
         return result.to(input.dtype)
+
+
+class PackedProjections(nn.Module):
+    """Several projections of one input as one: starting a product costs as much as a small one takes."""
+
+    def __init__(self, parts: Sequence[Projection], dtype: torch.dtype) -> None:
+        super().__init__()
+        self._sizes = [part.out_features for part in parts]
+        biases = [part.bias.detach() for part in parts if part.bias is not None]
+        weight = torch.cat([part.weight.detach() for part in parts])
+        self._together = PackedProjection(weight, torch.cat(biases) if biases else None, dtype)
+
+    def forward(self, input: Tensor) -> Sequence[Tensor]:  # noqa: A002 - torch's name
+        parts: Sequence[Tensor] = self._together(input).split(self._sizes, dim=-1)
+        return parts
 
 
 def pack(model: DrafterModel, precision: Precision) -> int:
@@ -42,14 +59,21 @@ def pack(model: DrafterModel, precision: Precision) -> int:
         Bytes of its weights.
     """
     weight = model.fc.weight
-    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    if weight.device.type != "cpu" or weight.dtype == torch.float64:
-        return num_bytes
-    dtype = torch.bfloat16 if is_bfloat16(precision, weight.device) else torch.float32
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, Projection):
-                packed = PackedProjection(child, dtype)
-                num_bytes += packed.num_bytes - child.weight.nbytes
-                setattr(module, name, packed)
-    return num_bytes
+    if weight.device.type == "cpu" and weight.dtype != torch.float64:
+        dtype = torch.bfloat16 if is_bfloat16(precision, weight.device) else torch.float32
+        attention, mlp = model.midlayer.self_attn, model.midlayer.mlp
+        attention.fused = _take(attention, ("q_proj", "k_proj", "v_proj"), dtype)
+        mlp.fused = _take(mlp, ("gate_proj", "up_proj"), dtype)
+        for module, name in ((attention, "o_proj"), (mlp, "down_proj"), (model, "fc"), (model, "lm_head")):
+            projection = getattr(module, name)
+            setattr(module, name, PackedProjection(projection.weight, projection.bias, dtype))
+    packed = sum(module.num_bytes for module in model.modules() if isinstance(module, PackedProjection))
+    return packed + sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _take(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> PackedProjections:
+    """Packs projections together and deletes them."""
+    together = PackedProjections([getattr(module, name) for name in names], dtype)
+    for name in names:
+        delattr(module, name)
+    return together

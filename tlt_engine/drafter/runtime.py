@@ -147,22 +147,18 @@ class DrafterRuntime:
         hidden = self._model.fuse(torch.cat(features).to(self._dtype))
         embedding = self._embed(torch.cat(token_ids).to(self._device)).to(hidden.dtype)
         position = torch.cat(positions).to(self._device)
-        cos, sin = self._model.rotary(hidden, position)
-        slots = torch.tensor(batch.slots, device=self._device)
         num_rows = torch.tensor(counts, device=self._device)
-        if len(hidden) > len(counts):
-            keys, values = self._model.keys_values(embedding, hidden, (cos, sin))
-            self.keys.put(slots.repeat_interleave(num_rows, output_size=len(hidden)), position, keys, values)
+        slots = torch.tensor(batch.slots, device=self._device).repeat_interleave(num_rows, output_size=len(hidden))
         last = num_rows.cumsum(0) - 1
         sees = torch.ones(len(counts), 1, 0, dtype=torch.bool, device=self._device)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            self.keys.put(slots, position[last], key, value)
+            self.keys.put(slots, position, key, value)
             for request, slot in zip(batch.requests, batch.slots, strict=True):
                 self.keys.advance(slot, len(request.token_ids) - 1)
-            return self.keys.attend(batch.slots, query[:, None], sees, 0)[:, 0]
+            return self.keys.attend(batch.slots, query[last, None], sees, 0)[:, 0]
 
-        return self._model(embedding[last], hidden[last], (cos[last], sin[last]), attend)
+        return self._model(embedding, hidden, self._model.rotary(hidden, position), attend, last)
 
     def _grow(
         self,
