@@ -113,7 +113,8 @@ def main() -> None:
         "num_prompts": {str(batch): max(arguments.num_prompts, batch) for batch in arguments.batch_sizes},
         "repetitions": arguments.repetitions,
     }
-    result = new_result("decode", "benchmarks.bench_decode", settings)
+    name = "decode" if arguments.drafter is None else "decode_learned"
+    result = new_result(name, "benchmarks.bench_decode", settings)
     answers: dict[str, list[int]] | None = None
     with exported_drafter(arguments.drafter) as arguments.exported_drafter:
         for batch in arguments.batch_sizes:

@@ -188,7 +188,8 @@ def main() -> None:
         "lengths": "each engine's own" if arguments.natural_end else "stock's of the same round, natural ends",
         "request_seeds": "tlt engines only; stock engines draw from one generator, which is faster on CPU",
     }
-    result = new_result("rollout", "benchmarks.bench_rollout", settings)
+    name = "rollout" if arguments.drafter is None else "rollout_learned"
+    result = new_result(name, "benchmarks.bench_rollout", settings)
 
     tlt_requests: list[list[JobRequest]] = []
 

@@ -152,6 +152,9 @@ def _metric_table(metric: str, title: str) -> Callable[[dict[str, Any]], str]:
 _LAYOUTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": _decode_table,
     "rollout": _rollout_table,
+    "decode_learned": _decode_table,
+    "rollout_learned": _rollout_table,
+    "windows": _metric_table("acceptance_length", "acceptance length"),
     "drafter": _metric_table("tokens_per_step", "tokens a step"),
     "acceptance": _metric_table("acceptance_length", "acceptance length"),
 }
