@@ -1,7 +1,8 @@
 """How far drafts are accepted on held-out text: chain, tree, look-up and both grafted, replayed step by step.
 
 The target's responses are recorded once, with its features; a replay gives each drafter the features it would have had
-and accepts what the response really contains. No clock decides anything, so the numbers repeat exactly.
+and accepts what the response really contains. No clock decides anything, so the numbers repeat. Trees are grown to
+their full depth, whatever ``learned.min_reach`` would save.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Replay:
         model = checkpoint.build().float().requires_grad_(False)
         width = model.fc.in_features  # before the runtime packs it
         self.ring = FeatureRing(1, checkpoint.config.window, width, dtype=torch.float32)
-        runtime = DrafterRuntime(model, lambda ids: F.embedding(ids, embedding), self.ring, 1, shape)
+        runtime = DrafterRuntime(
+            model, lambda ids: F.embedding(ids, embedding), self.ring, 1, shape, precision="float32"
+        )
         self.drafter = LearnedDrafter(runtime, self.ring)
 
     def feed(self, sample: Sample, start: int, end: int) -> None:

@@ -41,13 +41,13 @@ def conversations(model: str, context: int, num_prompts: int, max_tokens: int) -
     engine.close()
     turns = [sample.token_ids.tolist() for sample in sorted(answers, key=lambda sample: int(sample.req_id))]
     prompts = []
-    for number in range(num_prompts):
+    for number, question in enumerate(questions[-num_prompts:]):
         prompt: list[int] = []
-        for turn in turns[number::num_prompts]:
-            if len(prompt) + len(turn) + len(questions[number]) > context:
+        for turn in turns[number:-num_prompts:num_prompts]:
+            if len(prompt) + len(turn) + len(question) > context:
                 break
             prompt += turn
-        prompts.append(prompt + questions[-1 - number])
+        prompts.append(prompt + question)
     return prompts
 
 
@@ -115,6 +115,7 @@ def main() -> None:
     lines: dict[str, list[tuple[float, float]]] = {}
     for context in tqdm(contexts, desc="contexts"):
         prompts = conversations(arguments.model, context, arguments.num_prompts, 128)
+        mean_length = sum(map(len, prompts)) / len(prompts)
         for temperature in (0.0, 1.0):
             samples = record(arguments.model, prompts, arguments.max_tokens, temperature)
             for window in WINDOWS:
@@ -124,7 +125,7 @@ def main() -> None:
                 name = f"window {'full' if window > contexts[-1] else window}"
                 row = {"name": name, "case": f"context {context}, temperature {temperature:g}"}
                 result.rows.append(summarise([length], **row, metric="acceptance_length", unit="tokens"))
-                lines.setdefault(f"temperature {temperature:g}, {name}", []).append((float(context), length))
+                lines.setdefault(f"temperature {temperature:g}, {name}", []).append((mean_length, length))
     result.series = [
         Series(name=name, x="context", y="acceptance_length", points=points) for name, points in lines.items()
     ]

@@ -41,15 +41,19 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.num_prompts, arguments.max_tokens, arguments.warmup_tokens = 4, 48, 400
-    if arguments.drafter is None:
-        name = f"{model_name(arguments.model)}-drafter{'-quick' if arguments.quick else ''}"
-        arguments.drafter = Path(arguments.model).parent / name
+    arguments.drafter = arguments.drafter or default_drafter(arguments)
     return arguments
+
+
+def default_drafter(arguments: argparse.Namespace) -> Path:
+    """Returns where the demo's own drafter lies; its size is in the name, so that another one starts afresh."""
+    return Path(arguments.model).parent / f"{model_name(arguments.model)}-drafter-{arguments.warmup_tokens}"
 
 
 def warm_up(arguments: argparse.Namespace) -> None:
     """Trains the drafter with the command a user would type; does nothing if it is there."""
-    if (arguments.drafter / FILE_NAME).exists() and not (arguments.drafter / WORK_FOLDER).exists():
+    is_own = arguments.drafter != default_drafter(arguments)
+    if (arguments.drafter / FILE_NAME).exists() and (is_own or not (arguments.drafter / WORK_FOLDER).exists()):
         return
     print(f"a first drafter for {model_name(arguments.model)}, kept in {arguments.drafter} for the next time:")
     command = [sys.executable, "-m", "tlt_engine", "warmup", arguments.model, "--dtype", "float32"]

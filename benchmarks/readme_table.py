@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -29,10 +30,16 @@ def newest_results(directory: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     return found
 
 
-def make_table(path: Path, data: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table with its conditions and a link to its file above it."""
+def make_table(path: Path, data: dict[str, Any], folder: Path = REPOSITORY) -> str:
+    """Returns a result as a Markdown table with its conditions and a link to its file above it.
+
+    Args:
+        path: the result file.
+        data: its content.
+        folder: of the document that the table is for.
+    """
     layout = _LAYOUTS.get(data["bench"], _plain_table)
-    link = path.relative_to(REPOSITORY).as_posix() if path.is_relative_to(REPOSITORY) else path.name
+    link = Path(os.path.relpath(path, folder)).as_posix() if path.is_relative_to(REPOSITORY) else path.name
     return f"{_conditions(data)} [{path.name}]({link})\n\n{layout(data)}"
 
 
@@ -166,17 +173,18 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS_DIR)
     parser.add_argument("--check", action="store_true", help="change nothing, fail where something would change")
     arguments = parser.parse_args()
-    tables = {name: make_table(path, data) for name, (path, data) in newest_results(arguments.results).items()}
+    newest = newest_results(arguments.results)
     stale = []
     for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
         before = document.read_text(encoding="utf-8")
+        tables = {name: make_table(path, data, document.parent) for name, (path, data) in newest.items()}
         after = fill(before, tables)
         if after != before:
             stale.append(document.name)
             if not arguments.check:
                 document.write_text(after, encoding="utf-8")
     if not arguments.check:
-        print("\n\n".join(tables.values()))
+        print("\n\n".join(make_table(path, data) for path, data in newest.values()))
     elif stale:
         sys.exit(f"tables out of date in {stale}; run python -m benchmarks.readme_table")
 

@@ -9,6 +9,9 @@ MIB = 1 << 20
 
 BUILT_IN_DRAFTERS = ("ngram", "none")
 
+Precision = Literal["auto", "float32", "bfloat16"]
+"""What matrices are multiplied in; ``auto`` is bfloat16 where the machine multiplies it natively, else float32."""
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
@@ -34,13 +37,12 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     top_k: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
     """Children kept of a node, and nodes expanded a level."""
     min_reach: Probability = 0.2
-    """On a CPU, another pass is made only if the drafter gives some path at least this probability: a pass takes a
-    twentieth of a step there."""
+    """On a CPU, another pass is made only if the drafter gives some path at least this probability."""
     capture_threshold: Positive = 32
     """With more running requests than these, no request's features are newly kept; also the most that are."""
     is_grafted: bool = True
     """Whether model-free branches share the tree."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """What the drafter's matrices are multiplied in on a CPU; ``auto`` is bfloat16 where the machine has it. No output
     depends on it."""
 

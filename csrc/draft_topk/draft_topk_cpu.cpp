@@ -56,12 +56,12 @@ class Ranking {
     for (int64_t place = 0; place < size_; ++place) indices_[place] = place;
   }
 
-  float threshold() const { return num_ < size_ ? -std::numeric_limits<float>::infinity() : values_[size_ - 1]; }
   bool is_full() const { return num_ == size_; }
+  float smallest() const { return values_[size_ - 1]; }  // once full
 
   // Entries must come in ascending order of index.
   void offer(float value, int64_t index) {
-    if (is_full() && !(value > values_[size_ - 1])) return;
+    if (is_full() && !(value > smallest())) return;
     int64_t place = is_full() ? size_ - 1 : num_++;
     for (; place > 0 && value > values_[place - 1]; --place) {
       values_[place] = values_[place - 1];
@@ -88,7 +88,7 @@ void rank_node(const float* values, int64_t length, int64_t top_k, float* scores
     for (int64_t index = first; index < last; ++index)
       chunk_max = values[index] > chunk_max ? values[index] : chunk_max;
     highest = std::max(highest, chunk_max);
-    if (ranking.is_full() && !(chunk_max > ranking.threshold())) continue;
+    if (ranking.is_full() && !(chunk_max > ranking.smallest())) continue;
     for (int64_t index = first; index < last; ++index) ranking.offer(values[index], index);
   }
   const float sum =

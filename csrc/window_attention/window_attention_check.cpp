@@ -5,7 +5,7 @@ namespace tlt_engine {
 
 namespace {
 
-void check_cache(const at::Tensor& cache, const char* name, const at::Tensor& query) {
+void check_cache(const at::Tensor& cache, const char* name) {
   TORCH_CHECK(cache.dim() == 4, "window_attention: ", name, " must have 4 dimensions, but has shape ", cache.sizes());
   TORCH_CHECK(cache.scalar_type() == at::kFloat, "window_attention: ", name, " must be float32, but is ",
               cache.scalar_type());
@@ -23,8 +23,8 @@ void check_window_attention(const at::Tensor& query, const at::Tensor& keys, con
               query.sizes());
   TORCH_CHECK(query.scalar_type() == at::kFloat, op, ": query must be float32, but is ", query.scalar_type());
   TORCH_CHECK(query.is_contiguous(), op, ": query must be contiguous, but has strides ", query.strides());
-  check_cache(keys, "keys", query);
-  check_cache(values, "values", query);
+  check_cache(keys, "keys");
+  check_cache(values, "values");
   const int64_t num_places = values.size(2), head_size = query.size(3);
   TORCH_CHECK(values.size(3) == head_size, op, ": values must have head size ", head_size, ", but has ",
               values.size(3));

@@ -104,6 +104,10 @@ void score(const Tile& tile, const float* keys, int64_t stride, int64_t head_siz
 void softmax(float* scores, int64_t length) {
   const float highest =
       at::vec::reduce_all<float>([](FloatVec& a, FloatVec& b) { return at::vec::maximum(a, b); }, scores, length);
+  if (std::isnan(highest)) {  // exp_u20 would make a number of it
+    std::fill_n(scores, length, highest);
+    return;
+  }
   at::vec::map<float>([highest](FloatVec score) { return (score - FloatVec(highest)).exp_u20(); }, scores, scores,
                       length);
   const float sum = at::vec::reduce_all<float>([](FloatVec& a, FloatVec& b) { return a + b; }, scores, length);
@@ -147,6 +151,7 @@ at::Tensor window_attention_cpu(const at::Tensor& query, const at::Tensor& keys,
                                 const at::Tensor& visible, int64_t num_scratch, int64_t depth) {
   check_window_attention(query, keys, values, slots, starts, ends, visible, num_scratch, depth);
   at::Tensor out = at::empty_like(query);
+  if (out.numel() == 0) return out;
   const int64_t num_reqs = query.size(0), num_nodes = query.size(1), num_heads = query.size(2);
   const Cache cache{keys.const_data_ptr<float>(),
                     values.const_data_ptr<float>(),

@@ -1,5 +1,7 @@
 """The runtime drafts what the formulas say, however its keys came to be."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -20,11 +22,18 @@ EMBEDDING = random_embedding()
 class Bench:
     """A drafter with its ring, fed by hand."""
 
-    def __init__(self, family="llama", *, window=WINDOW, depth=3, top_k=3, num_slots=3, min_reach=0.0):
+    def __init__(self, family="llama", *, window=WINDOW, depth=3, top_k=3, num_slots=3, min_reach=0.0, precision=None):
         self.model = small_drafter(family, window=window)
         self.ring = FeatureRing(num_slots, window, NUM_AUX * HIDDEN, dtype=torch.float64)
+        # Without a precision everything is float64; with one the drafter is packed, and the native ops run.
+        served = self.model if precision is None else copy.deepcopy(self.model).float()
         self.runtime = DrafterRuntime(
-            self.model, lambda ids: EMBEDDING[ids], self.ring, num_slots, TreeShape(depth, top_k, min_reach)
+            served,
+            lambda ids: EMBEDDING[ids],
+            self.ring,
+            num_slots,
+            TreeShape(depth, top_k, min_reach),
+            precision or "auto",
         )
         self.drafter = LearnedDrafter(self.runtime, self.ring)
 
@@ -155,6 +164,29 @@ def test_new_weights_make_new_keys():
     assert_right(bench, sample, 10, tree)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_drafter_drafts_the_same(family, precision, tolerance):
+    bench, sample = Bench(family, precision=precision), random_sample(24)
+    fed = 0
+    for length in (5, 6, 12, 20):  # a first window, a token more, some more, and past the window
+        bench.feed(sample, fed, length - 1)
+        fed = length - 1
+        (tree,) = bench.drafter.propose([bench.request(sample, length)])
+        for path, prob in zip(paths(tree), tree.probs, strict=True):
+            assert prob == pytest.approx(path_prob(bench, sample, length, path), rel=tolerance, abs=tolerance / 10)
+
+
+def test_whole_numbers_as_temperatures_are_temperatures():
+    bench, sample = Bench(), random_sample(24)
+    bench.feed(sample, 0, 9)
+    whole, real = (
+        bench.drafter.propose([bench.request(sample, 10, seed=3, temperature=temperature)])[0]
+        for temperature in (2, 2.0)
+    )
+    assert whole == real
+
+
 def test_many_requests_have_fewer_nodes_each():
     samples = [random_sample(24, seed=10 + number) for number in range(LEVEL_ROWS // 2)]
     bench = Bench(num_slots=len(samples))
@@ -162,7 +194,7 @@ def test_many_requests_have_fewer_nodes_each():
         bench.feed(sample, 0, 9)
     trees = bench.drafter.propose([bench.request(sample, 10, max_nodes=99) for sample in samples])
     for sample, tree in zip(samples, trees, strict=True):
-        assert len(tree) == 2 + 2 * 2 * 2, "two children at the root, two of two nodes at both levels below"
+        assert len(tree) == 3 + 2 * 3 + 2 * 3, "three children each, of the root and of two nodes at each level below"
         for path, prob in zip(paths(tree), tree.probs, strict=True):
             assert prob == pytest.approx(path_prob(bench, sample, 10, path), rel=1e-5)
 

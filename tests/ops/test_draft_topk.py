@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from reference import draft_topk as reference
 from tlt_engine.drafter.candidates import noisy_scores
 from tlt_engine.ops import draft_topk
 
@@ -26,10 +27,19 @@ def arguments(num_reqs, num_nodes, draft_vocab, seed=0, temperatures=(0.0, 1.0, 
 def test_the_likeliest_and_their_log_probabilities(num_reqs, num_nodes, draft_vocab, top_k):
     inputs = arguments(num_reqs, num_nodes, draft_vocab, seed=draft_vocab)
     scores, indices = draft_topk(*inputs, top_k)
-    log_probs = noisy_scores(inputs[0].double(), *inputs[1:]).log_softmax(-1)
-    expected = log_probs.topk(top_k)
-    assert torch.equal(indices, expected.indices), "random scores hold no ties"
-    assert torch.allclose(scores.double(), expected.values, atol=2e-5)
+    expected_scores, expected_indices = reference.draft_topk(*inputs, top_k)
+    assert torch.equal(indices, expected_indices), "random scores hold no ties"
+    assert torch.allclose(scores.double(), expected_scores, atol=2e-5)
+
+
+def test_tensors_do_the_same_where_there_is_no_op():
+    logits, *keys = arguments(3, 5, 777)
+    scores, indices = noisy_scores(logits, *keys).log_softmax(-1).topk(4)
+    expected_scores, expected_indices = reference.draft_topk(logits, *keys, 4)
+    assert torch.equal(indices, expected_indices)
+    assert torch.allclose(scores.double(), expected_scores, atol=2e-5)
+    greedy = torch.zeros(3)
+    assert noisy_scores(logits, keys[0], greedy, *keys[2:]) is logits
 
 
 def test_the_first_of_equal_tokens_is_first():

@@ -42,5 +42,19 @@ def test_wrong_arguments_name_themselves(position, replacement, message):
         window_attention(*inputs)
 
 
+def test_no_nodes_give_no_rows():
+    inputs = arguments()
+    inputs[0], inputs[6] = torch.zeros(2, 0, 4, 16), torch.ones(2, 0, 3, dtype=torch.bool)
+    assert window_attention(*inputs).shape == (2, 0, 4, 16)
+
+
+def test_what_is_no_number_shows():
+    inputs = arguments()
+    inputs[1][2, :, :, 6] = float("nan")
+    out = window_attention(*inputs)
+    assert out[0].isnan().all(), "slot 2 is the first request's"
+    assert out[1].isfinite().all()
+
+
 def test_schema_and_fake():
     torch.library.opcheck(torch.ops.tlt_engine.window_attention.default, tuple(arguments()))

@@ -79,7 +79,22 @@ def test_what_both_hold_is_worth_more_than_what_one_holds():
 
 def test_a_step_without_a_learned_tree_is_as_without_a_learned_drafter():
     with_empty, without = Text(), Text()
-    for length in range(2, 30):
+    with_empty.tokens = without.tokens = [*range(10, 30), *range(20, 40), *range(10, 30)] * 2
+    for length in range(2, 100):
         ids = np.array(without.tokens[:length], np.int32)
         request = DraftRequest("a", ids, 1, 8, seed=None, max_depth=9)
-        assert with_empty.propose(length, EMPTY_TREE).token_ids == without.drafter.propose([request])[0].token_ids
+        tree = with_empty.propose(length, EMPTY_TREE)
+        assert tree == without.drafter.propose([request])[0]
+    assert len(tree) > 3
+
+
+def test_look_up_alone_is_not_taken_for_a_network_that_disagrees():
+    """With more requests than are tapped, some have no learned tree; their hits are no news about disagreement."""
+    text = Text()
+    text.tokens = [*range(10, 40)] * 12
+    for length in range(40, 300):
+        learned = EMPTY_TREE if length % 2 else DraftTree([7], [ROOT], [0.5], ["learned"])
+        tree = text.propose(length, learned)
+    kinds = {kind for kind in text.drafter._calibration._counts if kind[0] == "merged"}
+    assert {kind[2] for kind in kinds} == {"", "lookup", "learned"}
+    assert tree.probs[0] > 0.9

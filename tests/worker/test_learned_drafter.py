@@ -146,7 +146,8 @@ def test_the_first_rank_drafts_for_all(run_tlt, batches, without_drafts, drafter
     result = run_tlt(batches[:1], engine={"tensor_parallel_size": 2}, environment=two_ranks, **settings)
     assert_same_tokens(result, without_drafts, batches[:1])
     assert result.status["memory"]["drafter.embedding"]["bytes"] > 0
-    assert result.status["acceptance_length"] > alone.status["acceptance_length"] - 0.3
+    assert alone.status["acceptance_length"] > 1.3
+    assert result.status["acceptance_length"] > alone.status["acceptance_length"] - 0.05
     assert result.status["drafter_failures"] == 0
 
 

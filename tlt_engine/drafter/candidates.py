@@ -26,17 +26,18 @@ class ChildChooser:
 
         Args:
             requests: the ``B`` requests.
-            vocabulary: ``[V]`` int64. Token ids of the draft vocabulary, ascending.
+            vocabulary: ``[V]`` int64 on the CPU. Token ids of the draft vocabulary, ascending.
             top_k: children of a node.
         """
         self._vocabulary = vocabulary
         self._top_k = min(top_k, len(vocabulary))
-        self._temperature = torch.tensor([0.0 if req.seed is None else req.temperature for req in requests])
-        self._seeds = torch.tensor([req.seed or 0 for req in requests])
+        temperatures = [0.0 if req.seed is None else req.temperature for req in requests]
+        self._temperature = torch.tensor(temperatures, dtype=torch.float32)
+        self._seeds = torch.tensor([req.seed or 0 for req in requests], dtype=torch.int64)
         self._positions = torch.tensor([len(req.token_ids) - req.num_prompt_tokens for req in requests])
 
     def children(self, logits_BKV: Tensor, depth: int) -> Children:
-        """Returns the likeliest children of each node.
+        """Returns the likeliest children of each node, likeliest first.
 
         Args:
             logits_BKV: the drafter's, float.
@@ -58,18 +59,22 @@ def noisy_scores(
 
     Args:
         logits_BKV: float, on any device.
-        vocabulary_V: int64. Token ids.
+        vocabulary_V: int64 on the CPU. Token ids.
         temperature_B: float32 on the CPU, 0 for greedy requests.
         seeds_B: int64 on the CPU. Keys of the noise.
         positions_B: int64 on the CPU. Output positions.
     """
-    num_reqs, draft_vocab = len(seeds_B), len(vocabulary_V)
-    noise_BV = ops.gumbel_noise(
-        seeds_B.repeat_interleave(draft_vocab),
-        positions_B.repeat_interleave(draft_vocab),
-        vocabulary_V.cpu().repeat(num_reqs),
-    ).view(num_reqs, draft_vocab)
-    is_greedy_B1 = (temperature_B == 0)[:, None]
-    noise_BV = noise_BV.masked_fill(is_greedy_B1, 0.0).to(logits_BKV.device)
-    scale_B1 = temperature_B[:, None].masked_fill(is_greedy_B1, 1.0).to(logits_BKV.device)
-    return logits_BKV / scale_B1[:, None] + noise_BV[:, None]
+    drawn = temperature_B.nonzero()[:, 0]
+    if not len(drawn):
+        return logits_BKV
+    draft_vocab = len(vocabulary_V)
+    noise = ops.gumbel_noise(
+        seeds_B[drawn].repeat_interleave(draft_vocab),
+        positions_B[drawn].repeat_interleave(draft_vocab),
+        vocabulary_V.repeat(len(drawn)),
+    ).view(len(drawn), 1, draft_vocab)
+    device = logits_BKV.device
+    scores_BKV = logits_BKV.clone()
+    rows = drawn.to(device)
+    scores_BKV[rows] = logits_BKV[rows] / temperature_B[drawn].to(device)[:, None, None] + noise.to(device)
+    return scores_BKV

@@ -31,8 +31,13 @@ class TreeGrowth:
     Source: EAGLE-2 (arXiv:2406.16858), expansion and re-ranking by cumulative probability.
     """
 
-    def __init__(self, top_k: int) -> None:
-        self._top_k = top_k
+    def __init__(self, num_expanded: int) -> None:
+        """Starts with the roots.
+
+        Args:
+            num_expanded: ``K``, nodes of a request whose children are grown at each level.
+        """
+        self._num_expanded = num_expanded
         self._draft_ids: list[Tensor] = []
         self._parents: list[Tensor] = []
         self._scores: list[Tensor] = []
@@ -41,12 +46,13 @@ class TreeGrowth:
 
     def first_level(self, children: Children) -> Frontier:
         """Grows the children of the roots, ``[B, 1, C]``."""
-        scores_BK, draft_ids_BK = (part[:, 0] for part in children)
-        self._draft_ids.append(draft_ids_BK)
-        self._parents.append(torch.full_like(draft_ids_BK, ROOT))
-        self._scores.append(scores_BK)
-        nodes_BK = torch.arange(scores_BK.shape[1], device=scores_BK.device).expand_as(draft_ids_BK)
-        self._frontier_scores, self._frontier_nodes = scores_BK, nodes_BK
+        scores_BC, draft_ids_BC = (part[:, 0] for part in children)
+        self._draft_ids.append(draft_ids_BC)
+        self._parents.append(torch.full_like(draft_ids_BC, ROOT))
+        self._scores.append(scores_BC)
+        draft_ids_BK = draft_ids_BC[:, : self._num_expanded]  # children come likeliest first
+        self._frontier_scores = scores_BC[:, : self._num_expanded]
+        self._frontier_nodes = torch.arange(draft_ids_BK.shape[1], device=scores_BC.device).expand_as(draft_ids_BK)
         return Frontier(draft_ids_BK, torch.zeros_like(draft_ids_BK))
 
     def next_level(self, children: Children) -> Frontier:
@@ -61,7 +67,7 @@ class TreeGrowth:
         self._draft_ids.append(draft_ids_BN)
         self._parents.append(self._frontier_nodes.repeat_interleave(num_children, dim=1))
         self._scores.append(scores_BN)
-        self._frontier_scores, places_BK = scores_BN.topk(min(self._top_k, scores_BN.shape[1]), dim=-1)
+        self._frontier_scores, places_BK = scores_BN.topk(min(self._num_expanded, scores_BN.shape[1]), dim=-1)
         self._frontier_nodes = places_BK + num_before
         return Frontier(draft_ids_BN.gather(1, places_BK), places_BK.div(num_children, rounding_mode="floor"))
 

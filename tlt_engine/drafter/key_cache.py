@@ -45,9 +45,14 @@ class KeyCache:
         self._extents = [_Extent(0, 0) for _ in range(num_slots)]
 
     def forget(self, slot: int | None = None) -> None:
-        """Drops the keys of a slot, or of all after a change of weights."""
-        for extent in self._extents if slot is None else [self._extents[slot]]:
-            extent.start = extent.end = 0
+        """Drops the keys of a slot, or of all after a change of weights.
+
+        Places that are not seen are read and weighed with 0, so nothing that is no number may stay in them.
+        """
+        for place in range(len(self._extents)) if slot is None else [slot]:
+            self._extents[place] = _Extent(0, 0)
+            self._keys[place].zero_()
+            self._values[place].zero_()
 
     def missing(self, slot: int, features_start: int, end: int) -> int:
         """Returns the first position up to ``end`` whose key is not there, given where features begin.

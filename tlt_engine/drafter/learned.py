@@ -9,12 +9,7 @@ from tlt_engine.spec.tree import DraftTree
 
 
 class LearnedDrafter:
-    """Drafts with the network.
-
-    Where the target draws, it takes the token whose score plus noise is largest, and the noise is known before the
-    target has run. The drafter adds the same noise to its own scores: so it need not guess what chance will do, only
-    what the target thinks.
-    """
+    """Drafts with the network, for requests whose features are in the ring."""
 
     def __init__(self, runtime: DrafterRuntime, ring: FeatureRing) -> None:
         self.runtime = runtime

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tlt_engine.config import Precision
 from tlt_engine.drafter.candidates import ChildChooser
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.feature_ring import FeatureRing
@@ -19,7 +20,6 @@ from tlt_engine.drafter.growth import Frontier, TreeGrowth
 from tlt_engine.drafter.key_cache import KeyCache
 from tlt_engine.drafter.model import DrafterModel, Rotary
 from tlt_engine.drafter.packed import pack
-from tlt_engine.drafter.precision import Precision
 from tlt_engine.spec.drafter import DraftRequest
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
 
@@ -27,8 +27,8 @@ Embed = Callable[[Tensor], Tensor]
 
 
 LEVEL_ROWS = 8
-"""Nodes expanded a level, all requests together, on a CPU: more requests have fewer each. There every row costs time,
-and with many requests only the likeliest nodes of each can pay."""
+"""Nodes expanded a level on a CPU, all requests together, but at least one of each: there every row costs time, and
+with many requests only the likeliest nodes of each can pay."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TreeShape:
     draft_depth: int
     """Passes of the drafter, the depth of the tree."""
     top_k: int
-    """Children kept of a node, and nodes expanded a level."""
+    """Children kept of a node, and nodes of a request expanded a level; on a CPU fewer are where requests are many."""
     min_reach: float = 0.0
     """Levels are grown while a path of some request is at least so likely; if not 0, each waits for the device."""
 
@@ -89,8 +89,9 @@ class DrafterRuntime:
         Args:
             model: the drafter, as in ``__init__``.
         """
-        self._vocabulary = model.draft_vocabulary
         model = model.to(self._device, self._dtype).requires_grad_(False)
+        self._vocabulary = model.draft_vocabulary
+        self._host_vocabulary = self._vocabulary.cpu()
         self.num_weight_bytes = pack(model, self._precision)
         self._model = model
         self.keys.forget()
@@ -114,11 +115,11 @@ class DrafterRuntime:
         if not ready:
             return [EMPTY_TREE] * len(requests)
         batch = _Batch(ready, [self._ring.slot(request.req_id) for request in ready])
-        top_k = self._shape.top_k
+        num_expanded = self._shape.top_k
         if self._device.type == "cpu":
-            top_k = max(1, min(top_k, LEVEL_ROWS // len(ready)))
-        chooser = ChildChooser(ready, self._vocabulary, top_k)
-        growth = TreeGrowth(top_k)
+            num_expanded = max(1, min(num_expanded, LEVEL_ROWS // len(ready)))
+        chooser = ChildChooser(ready, self._host_vocabulary, self._shape.top_k)
+        growth = TreeGrowth(num_expanded)
         hidden_BD = self._extend(batch)
         frontier = growth.first_level(chooser.children(self._model.logits(hidden_BD)[:, None], 0))
         depth = min(self._shape.draft_depth, max(request.max_depth for request in ready))

@@ -9,8 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tlt_engine.config import Precision
 from tlt_engine.drafter.model import DrafterModel
-from tlt_engine.drafter.precision import Precision, multiply_in
+from tlt_engine.drafter.precision import multiply_in
 from tlt_engine.drafter_trainer.loss import TargetHead, soft_targets, unrolled_loss
 from tlt_engine.drafter_trainer.optimizer import DrafterOptimizer
 from tlt_engine.drafter_trainer.sample import PackedBatch, Sample
@@ -37,7 +38,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     recipe: str = "eagle3"
     precision: Precision = "auto"
-    """What matrices are multiplied in; weights, their state and the loss are float32."""
+    """What matrices are multiplied in, the target's head among them; weights and their state are float32."""
     learning_rate: float = 4e-3
     warmup_steps: int = 20
     weight_decay: float = 0.01

@@ -123,10 +123,10 @@ class PromptLookup:
             return EMPTY_TREE
         is_sampled = request.seed is not None
         answers = [*self._look_up(request, num_nodes), self._back_off(request)]
-        if learned is not None:
+        if learned:
             answers.insert(0, learned_continuations(learned, is_sampled=is_sampled))
         merged, holders = self._merge(answers)
-        second_look = _merged_continuations(merged, holders if learned is not None else None, is_sampled=is_sampled)
+        second_look = _merged_continuations(merged, holders if learned else None, is_sampled=is_sampled)
         self._answers[request.req_id] = [*answers, second_look]
         merged.probs[:] = self._calibration.reach(second_look)
         # Nobody is likelier than its parent, and sorting keeps equals in order, so the first of these are a tree.

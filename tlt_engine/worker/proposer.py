@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -89,7 +90,9 @@ class TltProposer:
             device=self._vllm_config.device_config.device,
         )
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
-        model = self._checkpoint.build().to(ring.device, model_config.dtype).requires_grad_(False)
+        # On a CPU the native ops take float32, whatever the target's dtype; matrices have a precision of their own.
+        dtype = torch.float32 if ring.device.type == "cpu" else model_config.dtype
+        model = self._checkpoint.build().to(ring.device, dtype).requires_grad_(False)
         min_reach = settings.min_reach if ring.device.type == "cpu" else 0.0
         shape = TreeShape(settings.draft_depth, settings.top_k, min_reach)
         self._embedding = SharedEmbedding(target_model)
