@@ -104,10 +104,6 @@ void score(const Tile& tile, const float* keys, int64_t stride, int64_t head_siz
 void softmax(float* scores, int64_t length) {
   const float highest =
       at::vec::reduce_all<float>([](FloatVec& a, FloatVec& b) { return at::vec::maximum(a, b); }, scores, length);
-  if (std::isnan(highest)) {  // exp_u20 would make a number of it
-    std::fill_n(scores, length, highest);
-    return;
-  }
   at::vec::map<float>([highest](FloatVec score) { return (score - FloatVec(highest)).exp_u20(); }, scores, scores,
                       length);
   const float sum = at::vec::reduce_all<float>([](FloatVec& a, FloatVec& b) { return a + b; }, scores, length);
