@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet
 SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build model demo test test-full lint bench clean
+.PHONY: help venv build model demo test test-full lint bench bench-learned clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -73,6 +73,15 @@ bench: $(STAMPS)/build $(MODEL)/config.json  ## Measure everything and write ben
 	$(BIN)/python -m benchmarks.bench_drafter
 	$(BIN)/python -m benchmarks.bench_decode
 	$(BIN)/python -m benchmarks.bench_rollout
+	$(BIN)/python -m benchmarks.readme_table
+
+bench-learned: $(STAMPS)/build $(MODEL)/config.json  ## The same with a trained drafter: DRAFTER=its directory, with its samples
+	$(BIN)/python -m benchmarks.bench_training $(DRAFTER)/warmup
+	$(BIN)/python -m benchmarks.bench_acceptance $(DRAFTER)
+	$(BIN)/python -m benchmarks.bench_windows $(DRAFTER)
+	$(BIN)/python -m benchmarks.bench_decode --drafter $(DRAFTER) --batch-sizes 1 2 4 --no-oracle
+	$(BIN)/python -m benchmarks.bench_rollout --drafter $(DRAFTER) --engines tlt-off tlt-ngram tlt-learned \
+	    --concurrency 1 --temperature 0.7 --num-prompts 8 --group-size 1 --max-tokens 192
 	$(BIN)/python -m benchmarks.readme_table
 
 clean:  ## Remove what make made, but not the model

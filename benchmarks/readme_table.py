@@ -161,7 +161,7 @@ _LAYOUTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "rollout": _rollout_table,
     "decode_learned": _decode_table,
     "rollout_learned": _rollout_table,
-    "initialisation": _metric_table("acceptance_length", "acceptance length"),
+    "training": _metric_table("acceptance_length", "acceptance length"),
     "windows": _metric_table("acceptance_length", "acceptance length"),
     "drafter": _metric_table("tokens_per_step", "tokens a step"),
     "acceptance": _metric_table("acceptance_length", "acceptance length"),
