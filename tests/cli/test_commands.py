@@ -10,7 +10,9 @@ import pytest
 from drafter.small import HIDDEN, VOCAB, small_drafter
 from tlt_engine.cli import warmup
 from tlt_engine.cli.main import main
+from tlt_engine.cli.warmup_responses import record_responses
 from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.server.recording import read_prompts
 
 TARGET = SimpleNamespace(model_type="llama", num_hidden_layers=4, hidden_size=HIDDEN, vocab_size=VOCAB)
@@ -161,12 +163,18 @@ def test_work_goes_on_with_the_same_options_only(tmp_path):
 
 def test_a_prompt_that_is_too_long_is_named_before_the_engine_starts(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "a " * 1025}))
-    store = warmup.SampleStore(tmp_path / "warmup")
+    store = SampleStore(tmp_path / "warmup")
     with pytest.raises(ValueError, match="prompt 2 has 1025 tokens, at most 1024 can be used"):
-        warmup._record(options(tmp_path, data=str(tmp_path / "p.jsonl")), Tokenizer(), store)
+        record_responses(options(tmp_path, data=str(tmp_path / "p.jsonl")), Tokenizer(), store)
 
 
 @pytest.mark.parametrize("number", ["0", "-3", "many"])
 def test_numbers_are_positive(number, capsys):
     assert run("warmup", "model", "--data", "d", "--tokens", number, "--out", "o") == 2
     assert f"expected a positive number, got '{number}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ["0", "-1e-3", "nan", "inf", "fast"])
+def test_a_learning_rate_is_above_nothing(rate, capsys):
+    assert run("warmup", "model", "--data", "d", "--tokens", "9", "--out", "o", f"--learning-rate={rate}") == 2
+    assert f"expected a number above 0, got '{rate}'" in capsys.readouterr().err

@@ -3,15 +3,14 @@
 import argparse
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
 from tlt_engine import __version__
+from tlt_engine.cli.warmup_responses import record_responses
 from tlt_engine.drafter.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -29,13 +28,10 @@ from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import RECIPES, Trainer, TrainerConfig
 from tlt_engine.drafter_trainer.warmup import Evaluation, choose_draft_vocabulary, train
 
-ROUND_PROMPTS = 64
 HELD_OUT_EVERY = 12
 """One prompt of so many is held out."""
 
 WORK_FOLDER, STATE_FILE, OPTIONS_FILE = "warmup", "trainer.pt", "options.json"
-
-MAX_PROMPT_TOKENS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="last_layer",
         help=f"first weights: one of {', '.join(INITIALISATIONS)}, or the directory of a drafter to train on",
     )
-    parser.add_argument("--learning-rate", type=float, default=TrainerConfig().learning_rate)
+    parser.add_argument("--learning-rate", type=_positive_real, default=TrainerConfig().learning_rate)
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--depth", type=_positive, default=4, help="draft tokens of the chain that is evaluated")
     parser.add_argument("--keep-samples", action="store_true", help="leave what was recorded in the folder 'warmup'")
@@ -81,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     )
     _claim(options)
     store = SampleStore(options.out / WORK_FOLDER)
-    samples = _record(options, tokenizer, store)
+    samples = record_responses(options, tokenizer, store)
     # Held-out numbers are even, and those were answered greedily: only on such text is a greedy chain's account exact.
     held_out = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY == 0]
     learnt = [sample for sample in samples if _number(sample) % HELD_OUT_EVERY != 0]
@@ -176,51 +172,20 @@ def _claim(options: argparse.Namespace) -> None:
     file.write_text(json.dumps(mine))
 
 
-def _record(options: argparse.Namespace, tokenizer: object, store: SampleStore) -> list[Sample]:
-    """Generates rounds of responses until there are enough tokens of the target's own."""
-    from tlt_engine.server.recording import RecordingEngine, read_prompts
-
-    samples = list(store)
-    num_tokens = sum(map(_num_written, samples))
-    engine: RecordingEngine | None = None
-    with tqdm(desc="generate", unit="tokens", total=options.tokens, initial=num_tokens) as bar:
-        while num_tokens < options.tokens:
-            first = store.num_rounds * ROUND_PROMPTS
-            prompts = read_prompts(options.data, tokenizer, first + ROUND_PROMPTS, options.seed)[first:]
-            for place, prompt in enumerate(prompts, start=first):
-                if len(prompt) > MAX_PROMPT_TOKENS:
-                    raise ValueError(
-                        f"--data {options.data}: prompt {place + 1} has {len(prompt)} tokens, at most "
-                        f"{MAX_PROMPT_TOKENS} can be used; leave it out"
-                    )
-            engine = engine or RecordingEngine(
-                options.model,
-                max_model_len=options.max_tokens + MAX_PROMPT_TOKENS,
-                max_num_seqs=32,
-                dtype=options.dtype,
-                seed=options.seed,
-            )
-            temperatures = [float((first + place) % 2) for place in range(len(prompts))]
-            recorded = engine.generate(
-                prompts, temperatures=temperatures, max_tokens=options.max_tokens, first_seed=options.seed + first
-            )
-            recorded = [replace(sample, req_id=str(first + int(sample.req_id))) for sample in recorded]
-            store.add(recorded, torch.bfloat16)
-            num_tokens += sum(map(_num_written, recorded))
-            bar.update(sum(map(_num_written, recorded)))
-    if engine is not None:
-        engine.close()
-    return list(store)
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
     return int(text)
 
 
-def _num_written(sample: Sample) -> int:
-    return len(sample) - sample.num_prompt_tokens
+def _positive_real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
 
 
 def _number(sample: Sample) -> int:
