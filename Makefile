@@ -37,7 +37,7 @@ $(STAMPS)/venv: pyproject.toml packaging/vllm-alias/pyproject.toml Makefile
 	@# arctic-inference builds from source against this torch, so without an isolated build environment.
 	$(PIP) cmake pybind11 nanobind
 	$(PIP) accelerate gguf matplotlib reasoning-gym tqdm clang-format==23.1.5 mypy==2.4.1 openai pytest==9.2.0 \
-	    ruff==0.17.6 scipy msgspec arctic-inference==0.3.0
+	    ruff==0.17.6 scipy msgspec threadpoolctl arctic-inference==0.3.0
 	@# A test loads our export through speculators; its torchvision and torchaudio are the family removed above.
 	$(PIP) --no-deps speculators==0.9.0 hs-connectors==0.9.0
 	$(PIP) 'datasets<=5.1.0' loguru pydantic-settings typer

@@ -43,12 +43,13 @@ class Replay:
     """A drafter that is fed recorded features."""
 
     def __init__(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: TreeShape) -> None:
-        model = checkpoint.build().float().requires_grad_(False)
-        width = model.fc.in_features  # before the runtime packs it
-        self.ring = FeatureRing(1, checkpoint.config.window, width, dtype=torch.float32)
+        config = checkpoint.config
+        width = len(config.aux_layer_ids) * config.target_hidden_size
+        self.ring = FeatureRing(1, config.window, width, dtype=torch.float32)
         runtime = DrafterRuntime(
-            model, lambda ids: F.embedding(ids, embedding), self.ring, 1, shape, precision="float32"
+            config, lambda ids: F.embedding(ids, embedding), self.ring, 1, shape, torch.float32, "float32"
         )
+        runtime.use(checkpoint.build())
         self.drafter = LearnedDrafter(runtime, self.ring)
 
     def feed(self, sample: Sample, start: int, end: int) -> None:

@@ -23,7 +23,8 @@ from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
-from tlt_engine.drafter_trainer.warmup import Evaluation, choose_draft_vocabulary, epoch, train
+from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.drafter_trainer.warmup import Evaluation, epoch, train
 
 CHOICES: dict[str, tuple[str, TrainerConfig]] = {
     "last layer (default)": ("last_layer", TrainerConfig()),

@@ -46,8 +46,15 @@ def count_same_drafts(
     window, num_features = checkpoint.config.window, checkpoint.tensors["fc.weight"].shape[1]
     ring = FeatureRing(1, window, num_features, dtype=torch.float32)
     runtime = DrafterRuntime(
-        checkpoint.build(), lambda ids: F.embedding(ids, embedding), ring, 1, TreeShape(DEPTH, 1), precision="float32"
+        checkpoint.config,
+        lambda ids: F.embedding(ids, embedding),
+        ring,
+        1,
+        TreeShape(DEPTH, 1),
+        torch.float32,
+        "float32",
     )
+    runtime.use(checkpoint.build())
     drafter = LearnedDrafter(runtime, ring)
     num_same = num_compared = 0
     for req_id, num_tokens, drafted in result.drafts:

@@ -7,7 +7,7 @@ import msgspec
 
 MIB = 1 << 20
 
-BUILT_IN_DRAFTERS = ("ngram", "none")
+BUILT_IN_DRAFTERS = ("auto", "ngram", "none")
 
 Precision = Literal["auto", "float32", "bfloat16"]
 """What matrices are multiplied in; ``auto`` is bfloat16 where the machine multiplies it natively, else float32."""
@@ -47,14 +47,33 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     depends on it."""
 
 
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The background trainer, which lets a drafter follow its target while that is served."""
+
+    enabled: bool = True
+    """Whether there is one; it needs drafter ``auto`` or a directory."""
+    mode: Literal["auto", "on", "off"] = "auto"
+    """When it trains: while few requests run or none do, always, or not until it is told to."""
+    max_running: Positive | None = None
+    """With more running requests than these it waits; None for an eighth of ``max_num_seqs``."""
+    max_slowdown: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.05
+    """Mean slow-down of decode steps that is borne while it trains."""
+    buffer_bytes: Annotated[int, msgspec.Meta(ge=MIB)] = 1024 * MIB
+    """Cap on the samples it learns from."""
+    learning_rate: Annotated[float, msgspec.Meta(gt=0.0)] = 4e-3
+    checkpoint_dir: str | None = None
+    """Where the training is kept, to go on with at the next start; it is also the directory of a trained drafter."""
+    seed: int = 0
+
+
 class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of ``--speculative-config`` that belong to method ``tlt``."""
 
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=255)] = 15
     """Most draft tokens of one request in one step, vLLM's own key: ``verify_width - 1``."""
-    drafter: str = "ngram"
-    """``ngram`` (model-free), ``none`` (never draft), the directory of a trained drafter, or ``module:Class`` of one of
-    your own."""
+    drafter: str = "auto"
+    """``auto`` (model-free, and a drafter that is trained while serving), ``ngram`` (model-free), ``none`` (never
+    draft), the directory of a trained drafter, or ``module:Class`` of one of your own."""
     drafter_args: dict[str, Any] = {}
     """Keyword arguments of a drafter of your own."""
     max_step_rows: Positive | None = None
@@ -63,6 +82,10 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of the model-free drafter."""
     learned: LearnedConfig = LearnedConfig()
     """Settings of a trained drafter."""
+    train: TrainConfig = TrainConfig()
+    """Settings of the background trainer."""
+    admin_routes: bool = False
+    """Whether the server takes orders under ``/tlt`` (``POST /tlt/train``); they ask for ``--api-key``."""
     record_samples: bool = False
     """Whether everything a drafter learns from is kept of every request until it is fetched; ``tlt-engine warmup``
     does."""
@@ -80,7 +103,7 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ValueError: an unknown key, a value of the wrong type or out of range; the text names the key.
         """
         _refuse_unknown(options, cls, "speculative_config")
-        for key, struct in (("prompt_lookup", PromptLookupConfig), ("learned", LearnedConfig)):
+        for key, struct in (("prompt_lookup", PromptLookupConfig), ("learned", LearnedConfig), ("train", TrainConfig)):
             if isinstance(nested := options.get(key), dict):
                 _refuse_unknown(nested, struct, f"speculative_config.{key}")
         try:
@@ -89,7 +112,7 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"speculative_config: {error}") from None
         if config.drafter not in BUILT_IN_DRAFTERS and not config.is_learned and ":" not in config.drafter:
             raise ValueError(
-                "speculative_config.drafter: expected 'ngram', 'none', the directory of a trained drafter or "
+                "speculative_config.drafter: expected 'auto', 'ngram', 'none', the directory of a trained drafter or "
                 f"'module:Class', got {config.drafter!r}"
             )
         if config.drafter_args and (config.is_learned or ":" not in config.drafter):

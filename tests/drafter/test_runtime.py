@@ -28,13 +28,15 @@ class Bench:
         # Without a precision everything is float64; with one the drafter is packed, and the native ops run.
         served = self.model if precision is None else copy.deepcopy(self.model).float()
         self.runtime = DrafterRuntime(
-            served,
+            self.model.config,
             lambda ids: EMBEDDING[ids],
             self.ring,
             num_slots,
             TreeShape(depth, top_k, min_reach),
+            served.fc.weight.dtype,
             precision or "auto",
         )
+        self.runtime.use(served)
         self.drafter = LearnedDrafter(self.runtime, self.ring)
 
     def feed(self, sample, start, end):
@@ -159,7 +161,7 @@ def test_new_weights_make_new_keys():
     bench.feed(sample, 0, 9)
     bench.drafter.propose([bench.request(sample, 10)])
     bench.model.midlayer.self_attn.k_proj.weight.mul_(-1.7)
-    bench.runtime.set_model(bench.model)
+    bench.runtime.use(bench.model)
     (tree,) = bench.drafter.propose([bench.request(sample, 10)])
     assert_right(bench, sample, 10, tree)
 

@@ -5,44 +5,13 @@ import math
 import pytest
 import torch
 
-from drafter.small import HIDDEN, VOCAB, random_embedding, random_sample, small_drafter
+from drafter.small import HIDDEN, VOCAB, random_sample
+from drafter_trainer.counting import counting_sample, embed, new_trainer
 from tlt_engine.drafter_trainer.acceptance import chain_acceptance
-from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
-from tlt_engine.drafter_trainer.trainer import RECIPES, Trainer, TrainerConfig
-from tlt_engine.drafter_trainer.warmup import choose_draft_vocabulary, epoch, train
-
-EMBEDDING = random_embedding().float()
-
-
-def embed(token_ids):
-    return EMBEDDING[token_ids]
-
-
-def counting_sample(start: int, num_tokens: int = 24) -> Sample:
-    """Text that counts up by 2; the target is sure of each next token."""
-    token_ids = (torch.arange(num_tokens) * 2 + start) % VOCAB
-    features = EMBEDDING[token_ids].repeat(1, 2)
-    return Sample(
-        req_id=str(start), token_ids=token_ids, features=features, final_hidden=EMBEDDING[(token_ids + 2) % VOCAB]
-    )
-
-
-def head(hidden):
-    return hidden @ EMBEDDING.T
-
-
-def new_trainer(recipe="eagle3", **settings):
-    model = small_drafter().float().requires_grad_(True)
-    for parameter in model.parameters():
-        parameter.data *= 0.3 if parameter.ndim > 1 else 1.0
-    return Trainer(
-        model,
-        embed,
-        head,
-        TrainerConfig(**{"recipe": recipe, "learning_rate": 1e-2, "precision": "float32"} | settings),
-    )
-
+from tlt_engine.drafter_trainer.trainer import RECIPES
+from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.drafter_trainer.warmup import epoch, train
 
 SAMPLES = [counting_sample(start) for start in range(0, VOCAB, 8)]
 HELD_OUT = [counting_sample(start) for start in range(2, VOCAB, 8)]
@@ -50,9 +19,9 @@ HELD_OUT = [counting_sample(start) for start in range(2, VOCAB, 8)]
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_recipe_learns_to_count(recipe):
-    trainer = new_trainer(recipe)
+    trainer = new_trainer(recipe, learning_rate=5e-3)
     before = sum(chain_acceptance(trainer.model, HELD_OUT, embed, 3))
-    for _ in range(60):
+    for _ in range(100):
         result = trainer.step([SAMPLES])
     after = chain_acceptance(trainer.model, HELD_OUT, embed, 3)
     assert result.is_applied and math.isfinite(result.loss)
@@ -81,16 +50,71 @@ def test_the_same_seed_and_samples_give_the_same_weights():
         assert torch.equal(one, other)
 
 
+def weights_of(trainer):
+    return [parameter.clone() for parameter in trainer.model.parameters()]
+
+
+def spoilt(**changed):
+    sample = random_sample(12)
+    return type(sample)(**vars(sample) | changed)
+
+
+POISON = {
+    "features that are no numbers": (spoilt(features=random_sample(12).features * float("nan")), "loss not finite"),
+    "a target that is no number": (
+        spoilt(final_hidden=random_sample(12).final_hidden * float("inf")),
+        "loss not finite",
+    ),
+    "a prompt alone": (spoilt(num_prompt_tokens=13), "nothing to learn"),
+    "one token": (random_sample(1), "nothing to learn"),
+}
+
+
+@pytest.mark.parametrize("kind", POISON)
+def test_poison_is_left_out_and_counted_and_the_rest_is_learnt(kind):
+    poison, reason = POISON[kind]
+    trainer, clean = new_trainer(), new_trainer()
+    before = weights_of(trainer)
+    assert not trainer.step([[poison]]).is_applied
+    assert trainer.num_skipped == {reason: 1}
+    assert trainer.num_steps == 0
+    assert all(map(torch.equal, before, weights_of(trainer)))
+    assert trainer.step([[poison], SAMPLES]).is_applied
+    clean.step([SAMPLES])
+    assert all(map(torch.equal, weights_of(clean), weights_of(trainer)))
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     trainer = new_trainer()
-    before = [parameter.clone() for parameter in trainer.model.parameters()]
-    broken = random_sample(12)
-    broken = type(broken)(**vars(broken) | {"features": broken.features * float("nan")})
-    result = trainer.step([[broken]])
-    assert not result.is_applied
-    assert trainer.num_steps == 0
-    for one, other in zip(before, trainer.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    before = weights_of(trainer)
+    trainer.accumulate(SAMPLES)
+    trainer.model.fc.weight.grad[0, 0] = float("inf")
+    assert not trainer.apply().is_applied
+    assert trainer.num_skipped == {"gradient not finite": 1}
+    assert all(map(torch.equal, before, weights_of(trainer)))
+    assert trainer.step([SAMPLES]).is_applied
+
+
+def test_a_step_that_is_abandoned_changes_nothing():
+    trainer, other = new_trainer(), new_trainer()
+    trainer.step([SAMPLES])
+    other.step([SAMPLES])
+    trainer.accumulate(SAMPLES[:2])
+    trainer.abandon()
+    assert all(map(torch.equal, weights_of(other), weights_of(trainer)))
+    assert trainer.step([SAMPLES]) == other.step([SAMPLES])
+    assert all(map(torch.equal, weights_of(other), weights_of(trainer)))
+
+
+def test_the_rate_warms_up_again_after_a_restart():
+    trainer = new_trainer(warmup_steps=4)
+    rates = []
+    trainer.optimizer.step = rates.append
+    for number in range(8):
+        if number == 5:
+            trainer.restart_schedule()
+        trainer.step([SAMPLES])
+    assert rates == [pytest.approx(1e-2 * share) for share in (0.25, 0.5, 0.75, 1, 1, 0.25, 0.5, 0.75)]
 
 
 def test_an_unknown_recipe_is_refused_by_name():

@@ -15,7 +15,8 @@ from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
-from tlt_engine.drafter_trainer.warmup import choose_draft_vocabulary, epoch
+from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.drafter_trainer.warmup import epoch
 from worker.cases import TINY_ENGINE
 from worker.test_losslessness_tiny import assert_same_tokens, oracle
 
@@ -125,7 +126,7 @@ def test_weights_swapped_in_mid_request_change_no_token(tiny_llama, batches, wit
         batches[:3],
         {"method": "tlt", "drafter": untrained, "learned": {"is_grafted": False}},
         TINY_ENGINE,
-        calls=[(0, 9, "tlt_load_drafter", [trained]), (1, 12, "tlt_load_drafter", [untrained])],
+        calls=[(0, 9, "tlt_publish", [trained]), (1, 12, "tlt_publish", [untrained])],
     )
     result = run_engine(job)
     assert_same_tokens(result, without_drafts, batches[:3])

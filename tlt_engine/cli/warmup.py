@@ -26,7 +26,8 @@ from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import RECIPES, Trainer, TrainerConfig
-from tlt_engine.drafter_trainer.warmup import Evaluation, choose_draft_vocabulary, train
+from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.drafter_trainer.warmup import Evaluation, train
 
 HELD_OUT_EVERY = 12
 """One prompt of so many is held out."""

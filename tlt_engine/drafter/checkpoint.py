@@ -155,7 +155,7 @@ def load_checkpoint(directory: Path) -> Checkpoint:
         provenance = msgspec.json.decode(metadata.get("provenance", ""), type=Provenance)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: unreadable description: {error}") from None
-    _check_tensors(path, config, tensors)
+    check_tensors(str(path), config, tensors)
     if _checksum(tensors) != metadata.get("sha256"):
         raise ValueError(f"{path}: damaged, the checksum of its weights is not the stored one")
     return Checkpoint(config=config, provenance=provenance, tensors=tensors)
@@ -202,25 +202,35 @@ def check_fits_target(
             )
 
 
-def _check_tensors(path: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+def check_tensors(where: str, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Checks that tensors are those of a drafter of one shape.
+
+    Args:
+        where: names their source in the error.
+        config: the shape.
+        tensors: by name.
+
+    Raises:
+        ValueError: names, shapes or dtypes are others, a number is not finite, or the draft vocabulary is none.
+    """
     with torch.device("meta"):
         wanted = DrafterModel(config).state_dict()
     missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or unknown:
-        raise ValueError(f"{path}: other tensors than a drafter's; missing {missing[:3]}, unknown {unknown[:3]}")
+        raise ValueError(f"{where}: other tensors than a drafter's; missing {missing[:3]}, unknown {unknown[:3]}")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
-            raise ValueError(f"{path}: {name} has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}")
+            raise ValueError(f"{where}: {name} has shape {list(tensor.shape)}, expected {list(wanted[name].shape)}")
         is_float = wanted[name].is_floating_point()
         if (is_float and tensor.dtype not in DTYPES) or (not is_float and tensor.dtype != wanted[name].dtype):
-            raise ValueError(f"{path}: {name} has dtype {tensor.dtype}, expected {wanted[name].dtype}")
+            raise ValueError(f"{where}: {name} has dtype {tensor.dtype}, expected {wanted[name].dtype}")
         if is_float and tensor.dtype != tensors["fc.weight"].dtype:
-            raise ValueError(f"{path}: {name} has dtype {tensor.dtype}, the others {tensors['fc.weight'].dtype}")
+            raise ValueError(f"{where}: {name} has dtype {tensor.dtype}, the others {tensors['fc.weight'].dtype}")
         if is_float and not bool(tensor.isfinite().all()):
-            raise ValueError(f"{path}: {name} holds numbers that are not finite")
+            raise ValueError(f"{where}: {name} holds numbers that are not finite")
     vocabulary = tensors["d2t"] + torch.arange(config.draft_vocab_size)
     if not bool(((vocabulary >= 0) & (vocabulary < config.vocab_size)).all() and (vocabulary.diff() > 0).all()):
-        raise ValueError(f"{path}: d2t does not name {config.draft_vocab_size} tokens of {config.vocab_size}")
+        raise ValueError(f"{where}: d2t does not name {config.draft_vocab_size} tokens of {config.vocab_size}")
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -51,55 +51,99 @@ class _Batch:
     slots: list[int]
 
 
+@dataclass(frozen=True)
+class PreparedModel:
+    """Weights laid out for drafting; of no other use."""
+
+    model: DrafterModel
+    vocabulary: Tensor
+    """``[draft_vocab]`` int64. Token ids that can be drafted."""
+    host_vocabulary: Tensor
+    num_bytes: int
+
+
 class DrafterRuntime:
-    """Drafts for requests whose features are in the ring."""
+    """Drafts for requests whose features are in the ring, once it has weights."""
 
     def __init__(
         self,
-        model: DrafterModel,
+        config: DrafterConfig,
         embed: Embed,
         ring: FeatureRing,
         num_slots: int,
         shape: TreeShape,
+        dtype: torch.dtype,
         precision: Precision = "auto",
     ) -> None:
         """Allocates the keys.
 
         Args:
-            model: the drafter, without gradients; on a CPU its matrices are packed, it is of no other use then.
+            config: shape of the network.
             embed: the target's embedding.
-            ring: features, slot for slot.
+            ring: features, slot for slot; the drafter runs where they are.
             num_slots: slots of the ring.
             shape: of the trees.
-            precision: what matrices are multiplied in on a CPU; elsewhere it is the weights' own.
+            dtype: of the weights and what is computed with them.
+            precision: what matrices are multiplied in on a CPU; elsewhere it is ``dtype``.
         """
+        self.config = config
         self._embed = embed
         self._ring = ring
         self._shape = shape
         self._precision = precision
-        weight = model.fc.weight
-        self._dtype, self._device = weight.dtype, weight.device
+        self._dtype, self._device = dtype, ring.device
         num_scratch = shape.top_k * (shape.draft_depth - 1)
-        self.keys = KeyCache(model.config, num_slots, num_scratch, dtype=self._dtype, device=self._device)
-        self.set_model(model)
+        self.keys = KeyCache(config, num_slots, num_scratch, dtype=dtype, device=ring.device)
+        self._prepared: PreparedModel | None = None
 
-    def set_model(self, model: DrafterModel) -> None:
-        """Drafts with other weights of the same shape from the next call on, and drops what older weights made.
+    def prepare(self, model: DrafterModel) -> PreparedModel:
+        """Lays weights out for drafting; any thread may, while others draft.
 
         Args:
-            model: the drafter, as in ``__init__``.
+            model: the drafter, of this shape; on a CPU its matrices are packed, it is of no other use then.
+
+        Raises:
+            ValueError: it has another shape.
         """
+        if model.config != self.config:
+            raise ValueError(f"the new drafter has another shape: {model.config}, expected {self.config}")
         model = model.to(self._device, self._dtype).requires_grad_(False)
-        self._vocabulary = model.draft_vocabulary
-        self._host_vocabulary = self._vocabulary.cpu()
-        self.num_weight_bytes = pack(model, self._precision)
-        self._model = model
+        vocabulary = model.draft_vocabulary
+        return PreparedModel(model, vocabulary, vocabulary.cpu(), pack(model, self._precision))
+
+    def use(self, model: DrafterModel) -> None:
+        """Drafts with these weights from the next call on; see ``prepare`` and ``swap``."""
+        self.swap(self.prepare(model))
+
+    def swap(self, prepared: PreparedModel | None) -> None:
+        """Drafts with these weights from the next call on, and drops what older weights made; None drafts nothing."""
+        self._prepared = prepared
         self.keys.forget()
 
     @property
-    def config(self) -> DrafterConfig:
-        """Shape of the network."""
-        return self._model.config
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of the weights in use."""
+        return self._prepared.num_bytes if self._prepared is not None else 0
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it drafts at all."""
+        return self._prepared is not None
+
+    @property
+    def _model(self) -> DrafterModel:
+        assert self._prepared is not None
+        return self._prepared.model
+
+    @property
+    def _vocabulary(self) -> Tensor:
+        assert self._prepared is not None
+        return self._prepared.vocabulary
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -111,14 +155,15 @@ class DrafterRuntime:
         Returns:
             Trees in the order of ``requests``, with the probability of each path.
         """
-        ready = [request for request in requests if self._is_ready(request)]
-        if not ready:
+        prepared = self._prepared
+        ready = [request for request in requests if prepared is not None and self._is_ready(request)]
+        if prepared is None or not ready:
             return [EMPTY_TREE] * len(requests)
         batch = _Batch(ready, [self._ring.slot(request.req_id) for request in ready])
         num_expanded = self._shape.top_k
         if self._device.type == "cpu":
             num_expanded = max(1, min(num_expanded, LEVEL_ROWS // len(ready)))
-        chooser = ChildChooser(ready, self._host_vocabulary, self._shape.top_k)
+        chooser = ChildChooser(ready, prepared.host_vocabulary, self._shape.top_k)
         growth = TreeGrowth(num_expanded)
         hidden_BD = self._extend(batch)
         frontier = growth.first_level(chooser.children(self._model.logits(hidden_BD)[:, None], 0))

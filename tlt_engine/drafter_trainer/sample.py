@@ -23,9 +23,16 @@ class Sample:
     num_prompt_tokens: int = 0
     """Tokens of the request that the target did not write; what follows them is learnt."""
     target_version: int = 0
+    group: str = ""
+    """What belongs together, such as the responses to one prompt; the request alone if it is empty."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def num_learnt(self) -> int:
+        """Returns how many predictions can be learnt: of a token that the target wrote, after one that is here."""
+        first = max(1, self.num_prompt_tokens - 1 - self.first_position)
+        return max(0, len(self) - first)
 
     def num_bytes(self) -> int:
         """Returns the bytes of its tensors."""
@@ -50,24 +57,29 @@ class PackedBatch:
     """``[T]`` bool. Whether the target itself wrote the token after this one."""
 
     @classmethod
-    def pack(cls, samples: Sequence[Sample], dtype: torch.dtype = torch.float32) -> "PackedBatch":
+    def pack(
+        cls, samples: Sequence[Sample], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> "PackedBatch":
         """Lays samples end to end.
 
         Args:
             samples: at least one.
             dtype: of the hidden states; samples keep the model's own.
+            device: where the tensors go.
         """
         positions = [torch.arange(len(sample)) + sample.first_position for sample in samples]
-        return cls(
+        lengths = torch.tensor([len(sample) for sample in samples])
+        parts = (
             torch.cat([sample.token_ids for sample in samples]),
-            torch.cat([sample.features for sample in samples]).to(dtype),
-            torch.cat([sample.final_hidden for sample in samples]).to(dtype),
+            torch.cat([sample.features for sample in samples]).to(device).to(dtype),
+            torch.cat([sample.final_hidden for sample in samples]).to(device).to(dtype),
             torch.cat(positions),
-            torch.arange(len(samples)).repeat_interleave(torch.tensor([len(sample) for sample in samples])),
+            torch.arange(len(samples)).repeat_interleave(lengths),
             torch.cat(
                 [where >= sample.num_prompt_tokens - 1 for sample, where in zip(samples, positions, strict=True)]
             ),
         )
+        return cls(*(part.to(device) for part in parts))
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -1,6 +1,7 @@
 """One optimizer step at a time; when and on what is for others to say."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,15 @@ class StepResult:
     gradient_norm: float
     num_tokens: int
     is_applied: bool
-    """False if the gradient was not finite; the weights are then untouched."""
+    """False if there was nothing to learn or the gradient was not finite; the weights are then untouched."""
 
 
 class Trainer:
-    """Steps the drafter's weights; the target's embedding and head are references that are never trained."""
+    """Steps the drafter's weights; the target's embedding and head are references that are never trained.
+
+    A step is one call of ``step``, or ``accumulate`` once a micro-batch and then ``apply``, so that whoever has other
+    work may stop in between: ``abandon`` leaves everything as it was.
+    """
 
     def __init__(self, model: DrafterModel, embed: Embed, head: TargetHead, config: TrainerConfig) -> None:
         if config.recipe not in RECIPES:
@@ -67,15 +72,24 @@ class Trainer:
         self.config = config
         self.num_steps = 0
         self.num_tokens = 0
+        self.num_skipped: Counter[str] = Counter()
+        """Micro-batches and steps that were left out, by reason."""
         self._embed = embed
         self._head = head
         self._recipe = RECIPES[config.recipe]
         self.optimizer = DrafterOptimizer(model, weight_decay=config.weight_decay, betas=config.betas)
         self._schedule_length: int | None = None
+        self._first_step = 0
+        self._loss_sum = 0.0
+        self._pending_tokens = 0
 
     def decay_over(self, num_steps: int) -> None:
         """Lets the learning rate fall to a tenth along a cosine that ends after ``num_steps`` steps in all."""
         self._schedule_length = num_steps
+
+    def restart_schedule(self) -> None:
+        """Warms the learning rate up anew, for text that is no longer what was learnt."""
+        self._first_step = self.num_steps
 
     def step(self, micro_batches: Sequence[Sequence[Sample]]) -> StepResult:
         """Takes one optimizer step; each micro-batch is packed, weighs by its tokens, and is freed before the next.
@@ -83,22 +97,56 @@ class Trainer:
         Args:
             micro_batches: samples; a micro-batch is what is in memory at a time.
         """
-        total = sum(len(sample) for samples in micro_batches for sample in samples)
-        self.optimizer.zero_grad()
-        loss_sum = 0.0
         for samples in micro_batches:
-            batch = PackedBatch.pack(samples)
-            with multiply_in(self.config.precision, batch.features.device):
-                loss = self._loss(batch) * (len(batch) / total)
-            loss.backward()
-            loss_sum += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm).item()
-        is_applied = math.isfinite(norm)
-        if is_applied:
-            self.optimizer.step(self._learning_rate())
-            self.num_steps += 1
-            self.num_tokens += total
-        return StepResult(loss_sum, norm, total, is_applied)
+            self.accumulate(samples)
+        return self.apply()
+
+    def accumulate(self, samples: Sequence[Sample]) -> bool:
+        """Adds one micro-batch to the gradient of the step under way.
+
+        Args:
+            samples: of the micro-batch.
+
+        Returns:
+            Whether it was added; not if the target wrote none of its tokens or its loss is not finite.
+        """
+        if not any(sample.num_learnt() for sample in samples):
+            self.num_skipped["nothing to learn"] += 1
+            return False
+        batch = PackedBatch.pack(samples, device=self.model.fc.weight.device)
+        with multiply_in(self.config.precision, batch.features.device):
+            loss = self._loss(batch) * len(batch)
+        if not math.isfinite(loss.item()):
+            self.num_skipped["loss not finite"] += 1
+            return False
+        loss.backward()
+        self._loss_sum += loss.item()
+        self._pending_tokens += len(batch)
+        return True
+
+    def apply(self) -> StepResult:
+        """Ends the step under way."""
+        total, loss = self._pending_tokens, self._loss_sum
+        norm, is_applied = 0.0, False
+        if total:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= total
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm).item()
+            is_applied = math.isfinite(norm)
+            if is_applied:
+                self.optimizer.step(self._learning_rate())
+                self.num_steps += 1
+                self.num_tokens += total
+            else:
+                self.num_skipped["gradient not finite"] += 1
+        self.abandon()
+        return StepResult(loss / max(1, total), norm, total, is_applied)
+
+    def abandon(self) -> None:
+        """Forgets the step under way."""
+        self.optimizer.zero_grad()
+        self._loss_sum, self._pending_tokens = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what ``load_state_dict`` needs to go on: weights, optimizer, counts."""
@@ -107,13 +155,16 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "num_steps": self.num_steps,
             "num_tokens": self.num_tokens,
+            "first_step": self._first_step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the state of a trainer of the same model."""
+        self.abandon()
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
+        self._first_step = state.get("first_step", 0)
 
     def _loss(self, batch: PackedBatch) -> Tensor:
         targets = soft_targets(batch.final_hidden, self._head, self.model.draft_vocabulary)
@@ -121,7 +172,8 @@ class Trainer:
         return unrolled_loss(self.model, passes, targets, batch.features, self._recipe.feature_weight)
 
     def _learning_rate(self) -> float:
-        rate = self.config.learning_rate * min(1.0, (self.num_steps + 1) / self.config.warmup_steps)
+        steps = self.num_steps - self._first_step
+        rate = self.config.learning_rate * min(1.0, (steps + 1) / self.config.warmup_steps)
         if self._schedule_length is None:
             return rate
         progress = min(1.0, self.num_steps / self._schedule_length)

@@ -49,7 +49,7 @@ def unroll(model: DrafterModel, batch: PackedBatch, embed: Embed, num_passes: in
     """
     attend = _ChainAttention(batch, model.config.window)
     hidden = model.fuse(batch.features)
-    places = torch.arange(len(batch))
+    places = torch.arange(len(batch), device=batch.token_ids.device)
     for depth in range(num_passes):
         target_index = (places + 1 + depth).clamp(max=len(batch) - 1)
         is_same = (places + 1 + depth < len(batch)) & (batch.sample_of[target_index] == batch.sample_of)
@@ -69,7 +69,7 @@ class _ChainAttention:
 
     def __call__(self, query_TNH: Tensor, key_TKH: Tensor, value_TKH: Tensor) -> Tensor:
         visible = self._batch.visible(self._window - len(self._keys))  # deeper tokens stand further on
-        bias = torch.zeros(visible.shape, dtype=query_TNH.dtype).masked_fill_(~visible, -torch.inf)
+        bias = query_TNH.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
         groups = query_TNH.shape[1] // key_TKH.shape[1]
         self._keys.append(key_TKH.repeat_interleave(groups, dim=1))
         self._values.append(value_TKH.repeat_interleave(groups, dim=1))

@@ -1,7 +1,6 @@
 """Training of a first drafter on recorded responses: passes over all of them, the best weights kept."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,26 +29,6 @@ class Evaluation:
     def acceptance_length(self) -> float:
         """Mean tokens of a step with a greedy chain, bonus included."""
         return 1.0 + sum(self.acceptance_rates)
-
-
-def choose_draft_vocabulary(samples: Sequence[Sample], draft_vocab_size: int, vocab_size: int) -> Tensor:
-    """Returns the tokens that the samples hold most often, filled up with the lowest ids, which are the commonest.
-
-    Args:
-        samples: recorded text.
-        draft_vocab_size: how many are wanted.
-        vocab_size: of the target.
-
-    Returns:
-        ``[draft_vocab_size]`` int64, ascending.
-    """
-    counts = Counter(token_id for sample in samples for token_id in sample.token_ids.tolist())
-    chosen = {token_id for token_id, _ in counts.most_common(draft_vocab_size)}
-    for token_id in range(vocab_size):
-        if len(chosen) == draft_vocab_size:
-            break
-        chosen.add(token_id)
-    return torch.tensor(sorted(chosen))
 
 
 def epoch(samples: Sequence[Sample], seed: int) -> Iterator[list[list[Sample]]]:

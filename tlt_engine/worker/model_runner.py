@@ -71,6 +71,7 @@ class TreeRunnerMixin(StockRunner):
         self._tlt_planes: list[list[Tensor]] = []
         self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_rank << 32))
         self._tlt_committed: CommittedRows | None = None
+        self._tlt_decoded: tuple[int, int] | None = None
         self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layer_ids)
         self.tlt_has_custom_processors = has_custom_processors(self.input_batch.logitsprocs)
 
@@ -79,6 +80,8 @@ class TreeRunnerMixin(StockRunner):
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        if self.drafter.recorder is not None:
+            self.drafter.recorder.states = self.requests
         # Budgeted requests have no draft rows, so their rows are laid out as without speculation.
         if (holder := self.input_batch.thinking_budget_state_holder) is not None:
             holder.in_spec_mode = False
@@ -103,7 +106,7 @@ class TreeRunnerMixin(StockRunner):
             self.tlt_trees.forget(req_id)
             self._tlt_seeds.forget(req_id)
             if self.drafter.recorder is not None:
-                self.drafter.recorder.finish(req_id, self.requests.get(req_id))
+                self.drafter.recorder.finish(req_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._tlt_seeds.add(request.req_id, request.sampling_params)
         corrections = super()._update_states(scheduler_output)
@@ -137,6 +140,8 @@ class TreeRunnerMixin(StockRunner):
         if (batch.draft_token_ids < 0).sum() > batch.num_reqs:  # padding of data-parallel steps is no token id
             self.input_ids.gpu[: query_ends[-1]].clamp_(min=0)
         self._tlt_step = step
+        if self.drafter.training is not None:
+            self.drafter.training.begin_step(batch.num_reqs, step.is_decode_only)
         return inputs
 
     def _tree_kernel_reqs(self, batch: TreeBatch, num_scheduled_tokens: npt.NDArray[np.int32]) -> list[int]:
@@ -171,11 +176,13 @@ class TreeRunnerMixin(StockRunner):
         if self.use_aux_hidden_state_outputs:
             num_computed = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
             self._tlt_committed = CommittedRows.of_step(step.query_ends, step.root_rows, accepted_rows, num_computed)
-        # Elsewhere than on CPU the clock sees launches, not work.
-        if step.is_decode_only and self.drafter.drafts and self.device.type == "cpu":
+        self._tlt_decoded = None
+        if step.is_decode_only:
             context_lens = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
-            row_context = int(step.batch.num_rows @ context_lens)
-            self.drafter.step_cost.record(step.batch.total_rows, row_context, time.perf_counter() - step.started)
+            self._tlt_decoded = (step.batch.total_rows, int(step.batch.num_rows @ context_lens))
+            # Elsewhere than on CPU the clock sees launches, not work.
+            if self.drafter.drafts and self.device.type == "cpu":
+                self.drafter.step_cost.record(*self._tlt_decoded, time.perf_counter() - step.started)
         return output
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
@@ -204,6 +211,8 @@ class TreeRunnerMixin(StockRunner):
             )
         for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):
             self.tlt_trees.put(req_id, tree)
+        if self.drafter.training is not None:
+            self.drafter.training.end_step(self._tlt_decoded)
         return [tree.token_ids for tree in trees]
 
     def _propose_trees(self, sampled_token_ids: list[list[int]]) -> list[DraftTree]:

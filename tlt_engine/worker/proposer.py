@@ -1,8 +1,9 @@
 """From running requests to the draft trees of the next step; a drafter that fails costs drafts, never a token."""
 
+import copy
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,22 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
-from tlt_engine.drafter.checkpoint import Checkpoint, load_checkpoint
-from tlt_engine.drafter.config import default_aux_layer_ids
+from tlt_engine.drafter.checkpoint import FILE_NAME, Checkpoint, check_tensors, load_checkpoint
+from tlt_engine.drafter.config import DrafterConfig, default_aux_layer_ids
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.grafted import GraftedDrafter
 from tlt_engine.drafter.learned import LearnedDrafter
+from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.spec.draft_gate import ChoiceBias, DraftGate
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
-from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap, SampleRecorder
+from tlt_engine.worker.background_training import BackgroundTraining, training_refusal
+from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap
+from tlt_engine.worker.platform_support import load_fitting_drafter
+from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
 from tlt_engine.worker.shared_embedding import SharedEmbedding
 
 logger = init_logger(f"vllm.{__name__}")
@@ -40,16 +45,24 @@ class TltProposer:
         self.step_cost = StepCost()
         self.num_failures = 0
         self.draft_seconds = 0.0
+        self._num_published = 0
         self.tap_seconds = 0.0
-        self.recorder = SampleRecorder(self.config.max_recorded_bytes) if self.config.record_samples else None
+        self.training: BackgroundTraining | None = None
+        self.training_refusal = training_refusal(self.config, vllm_config)
+        self.recorder: SampleRecorder | None = None
+        if self.config.record_samples:
+            self.recorder = SampleRecorder(RecordingLimits(max_bytes=self.config.max_recorded_bytes))
         self._takers: list[FeatureTap | SampleRecorder] = [] if self.recorder is None else [self.recorder]
         self._runtime: DrafterRuntime | None = None
         self._embedding: SharedEmbedding | None = None
         self._gate = DraftGate()
         self._bias = ChoiceBias()
-        self._drafter: Drafter | None = None if self.config.is_learned else build_drafter(self.config)
         self._vllm_config = vllm_config
-        self._checkpoint = load_checkpoint(Path(self.config.drafter)) if self.config.is_learned else None
+        self._checkpoint = self._read_checkpoint()
+        self._drafter_config = self._checkpoint.config if self._checkpoint is not None else None
+        if self._drafter_config is None and self.training_refusal is None:
+            self._drafter_config = DrafterConfig.from_target(vllm_config.model_config.hf_text_config)
+        self._drafter: Drafter | None = build_drafter(self.config) if self._drafter_config is None else None
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._failures_in_a_row = 0
         self._pause_left = 0
@@ -57,8 +70,8 @@ class TltProposer:
     @property
     def aux_layer_ids(self) -> tuple[int, ...]:
         """Target layers whose outputs are needed; empty if none are."""
-        if self._checkpoint is not None:
-            return self._checkpoint.config.aux_layer_ids
+        if self._drafter_config is not None:
+            return self._drafter_config.aux_layer_ids
         if self.recorder is not None:
             return default_aux_layer_ids(self._vllm_config.model_config.hf_text_config.num_hidden_layers)
         return ()
@@ -77,10 +90,10 @@ class TltProposer:
 
     def load_model(self, target_model: Any) -> None:
         """Builds what needs the target: the learned drafter shares its embedding. The runner calls it once."""
-        if self._checkpoint is None:
+        if self._drafter_config is None:
             return
         model_config, settings = self._vllm_config.model_config, self.config.learned
-        config = self._checkpoint.config
+        config = self._drafter_config
         num_slots = min(self._vllm_config.scheduler_config.max_num_seqs, settings.capture_threshold)
         ring = FeatureRing(
             num_slots,
@@ -92,35 +105,68 @@ class TltProposer:
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
         # On a CPU the native ops take float32, whatever the target's dtype; matrices have a precision of their own.
         dtype = torch.float32 if ring.device.type == "cpu" else model_config.dtype
-        model = self._checkpoint.build().to(ring.device, dtype).requires_grad_(False)
         min_reach = settings.min_reach if ring.device.type == "cpu" else 0.0
         shape = TreeShape(settings.draft_depth, settings.top_k, min_reach)
         self._embedding = SharedEmbedding(target_model)
-        self._runtime = DrafterRuntime(model, self._embedding, ring, num_slots, shape, settings.precision)
+        self._runtime = DrafterRuntime(config, self._embedding, ring, num_slots, shape, dtype, settings.precision)
+        if self._checkpoint is not None:
+            self._runtime.use(self._checkpoint.build())
         learned = LearnedDrafter(self._runtime, ring)
         self._drafter = learned
         if settings.is_grafted:
             self._drafter = GraftedDrafter(learned, PromptLookup(self.config.prompt_lookup))
+        if self.training_refusal is None:
+            self.training = BackgroundTraining(
+                self._vllm_config, self.config, self._runtime, self._embedding, target_model, self._checkpoint
+            )
+            self.recorder = self.training.recorder
+            self._takers.append(self.recorder)
 
-    def swap_weights(self, checkpoint: Checkpoint) -> None:
+    def publish(self, model: DrafterModel) -> int:
         """Puts other weights of the same shape into the learned drafter, between two steps.
+
+        Args:
+            model: the drafter; it is of no other use then.
+
+        Returns:
+            Its version.
 
         Raises:
             ValueError: there is no learned drafter, or it has another shape.
         """
         if self._runtime is None:
             raise ValueError(f"drafter {self.config.drafter!r} has no weights; name a drafter's directory to serve one")
-        config = self._runtime.config
-        if checkpoint.config != config:
-            raise ValueError(f"the new drafter has another shape: {checkpoint.config}, expected {config}")
-        self._runtime.set_model(checkpoint.build())
+        copied = copy.deepcopy(model) if self.training is not None else model
+        self._runtime.use(model)
+        if self.training is not None:
+            self.training.adopt(copied)
         self._failures_in_a_row = self._pause_left = 0
+        self._num_published += 1
+        return self.drafter_version
+
+    def publish_tensors(self, tensors: Mapping[str, Tensor]) -> int:
+        """Does the same with a drafter's tensors by name.
+
+        Raises:
+            ValueError: they are not those of a drafter of this shape, or not finite.
+        """
+        if self._drafter_config is None:
+            raise ValueError(f"drafter {self.config.drafter!r} has no weights; name a drafter's directory to serve one")
+        check_tensors("tlt_publish", self._drafter_config, tensors)
+        model = DrafterModel(self._drafter_config).to(tensors["fc.weight"].dtype)
+        model.load_state_dict(tensors)
+        return self.publish(model)
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """Is never reached when the worker is ours; stock's runner would call it."""
         raise RuntimeError(
             "method 'tlt' needs tlt_engine's worker, but vLLM runs another one; leave --worker-cls at its default"
         )
+
+    @property
+    def drafter_version(self) -> int:
+        """Counts the weights that went live since the start, or since training began where it is kept on disk."""
+        return self.training.coordinator.drafter_version if self.training is not None else self._num_published
 
     @property
     def drafts(self) -> bool:
@@ -192,6 +238,8 @@ class TltProposer:
         """Tells the drafter that the target's weights changed; all ranks call it together."""
         if self._embedding is not None:
             self._embedding.refresh()
+        if self.training is not None:
+            self.training.set_target_version(target_version)
         self._tell("set_target_version", target_version)
 
     def num_bytes(self) -> dict[str, tuple[int, int]]:
@@ -199,7 +247,22 @@ class TltProposer:
         buffers = self._drafter.num_bytes() if self._drafter is not None else {}
         if self._embedding is not None and (size := self._embedding.num_bytes()):
             buffers = {**buffers, "drafter.embedding": (size, size)}
+        if self.training is not None:
+            return {**buffers, **self.training.num_bytes()}
         return buffers if self.recorder is None else {**buffers, "recorded_samples": self.recorder.num_bytes()}
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        """Reads the drafter that is named, or the one that an earlier run left where this one keeps its training."""
+        if self.config.is_learned:
+            return load_checkpoint(Path(self.config.drafter))
+        kept = self.config.train.checkpoint_dir
+        if self.training_refusal is not None or kept is None or not (Path(kept) / FILE_NAME).is_file():
+            return None
+        try:
+            return load_fitting_drafter(Path(kept), self._vllm_config.model_config)
+        except ValueError as error:
+            logger.warning("Training starts anew: %s", error)
+            return None
 
     def _tell(self, method: str, *args: Any) -> None:
         if self._drafter is None:
@@ -246,7 +309,7 @@ def build_drafter(config: TltConfig) -> Drafter | None:
     """
     if config.drafter == "none":
         return None
-    if config.drafter == "ngram":
+    if config.drafter in ("auto", "ngram"):
         return PromptLookup(config.prompt_lookup)
     module_name, _, class_name = config.drafter.partition(":")
     try:

@@ -1,12 +1,15 @@
 """What both workers share: RPC methods, the start-up table, and the target's version."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from vllm.logger import init_logger
 
 from tlt_engine import __version__
 from tlt_engine.drafter_trainer.sample import Sample
+from tlt_engine.worker.background_training import BackgroundTraining
 from tlt_engine.worker.model_runner import TreeRunnerMixin
 from tlt_engine.worker.platform_support import load_fitting_drafter
 
@@ -18,6 +21,8 @@ else:
 logger = init_logger(f"vllm.{__name__}")
 
 MIB = 1 << 20
+
+TRAIN_MODES = ("auto", "on", "off")
 
 
 class TltWorkerMixin(StockWorker):
@@ -46,15 +51,40 @@ class TltWorkerMixin(StockWorker):
         return result
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Reloads the target; what it wrote before is evicted first."""
-        result = super().reload_weights(*args, **kwargs)
+        """Reloads the target while the trainer keeps still; what the target wrote before is evicted first."""
+        with self._training_paused():
+            result = super().reload_weights(*args, **kwargs)
         self.tlt_target_updated()
         return result
 
+    def start_weight_update(self) -> None:
+        """Begins an update of the target's weights; the trainer, which reads them, keeps still until it ends."""
+        super().start_weight_update()
+        self._sleep_training()
+
     def finish_weight_update(self) -> None:
         """Ends an update of the target's weights; what it wrote before is evicted first."""
+        is_draft = self._weight_update_is_draft
         super().finish_weight_update()
-        self.tlt_target_updated()
+        if not is_draft:
+            self._wake_training()
+            self.tlt_target_updated()
+
+    def sleep(self, *args: Any, **kwargs: Any) -> None:
+        """Sleeps; the trainer before, since it reads the target's weights."""
+        self._sleep_training()
+        super().sleep(*args, **kwargs)
+
+    def wake_up(self, *args: Any, **kwargs: Any) -> None:
+        """Wakes up; the trainer after."""
+        super().wake_up(*args, **kwargs)
+        self._wake_training()
+
+    def shutdown(self) -> None:
+        """Ends the trainer's thread, then the worker."""
+        if (training := self._training) is not None:
+            training.close()
+        super().shutdown()
 
     def tlt_target_updated(self) -> int:
         """Raises the target's version, for weight updates that vLLM does not announce; returns the new one."""
@@ -69,10 +99,51 @@ class TltWorkerMixin(StockWorker):
             raise RuntimeError('nothing is recorded; set "record_samples": true in --speculative-config')
         return recorder.take_finished()
 
-    def tlt_load_drafter(self, directory: str) -> None:
-        """Replaces the learned drafter's weights by those of a checkpoint of the same shape and target."""
-        checkpoint = load_fitting_drafter(Path(directory), self.model_config)
-        self.model_runner.drafter.swap_weights(checkpoint)
+    def tlt_publish(self, weights: str | dict[str, Tensor]) -> int:
+        """Puts other weights into the learned drafter, between two steps; the background trainer goes on from them.
+
+        Args:
+            weights: directory of a drafter of the same shape and target, or a drafter's tensors by name.
+
+        Returns:
+            The drafter's version.
+
+        Raises:
+            ValueError: they do not fit; the weights in use stay.
+        """
+        proposer = self.model_runner.drafter
+        if isinstance(weights, str):
+            return proposer.publish(load_fitting_drafter(Path(weights), self.model_config).build())
+        return proposer.publish_tensors(weights)
+
+    def tlt_train(self, mode: str) -> str:
+        """Switches the background trainer: ``auto``, ``on`` or ``off``; returns the mode.
+
+        Raises:
+            ValueError: there is no trainer, or no such mode.
+        """
+        if mode not in TRAIN_MODES:
+            raise ValueError(f"mode: expected one of {list(TRAIN_MODES)}, got {mode!r}")
+        if self._training is None:
+            raise ValueError(f"there is no background trainer here: {self.model_runner.drafter.training_refusal}")
+        self._training.set_mode(mode)
+        return mode
+
+    @property
+    def _training(self) -> BackgroundTraining | None:
+        runner = getattr(self, "model_runner", None)
+        return runner.drafter.training if runner is not None and hasattr(runner, "drafter") else None
+
+    def _training_paused(self) -> AbstractContextManager[None]:
+        return self._training.paused() if self._training is not None else nullcontext()
+
+    def _sleep_training(self) -> None:
+        if self._training is not None:
+            self._training.sleep()
+
+    def _wake_training(self) -> None:
+        if self._training is not None:
+            self._training.wake_up()
 
     def tlt_status(self) -> dict[str, Any]:
         """Returns the state that ``/tlt/status`` shows: plain data, counted since the start."""
@@ -89,12 +160,15 @@ class TltWorkerMixin(StockWorker):
                 "max_step_rows": proposer.config.max_step_rows,
             },
             "target_version": self._target_version,
+            "drafter_version": proposer.drafter_version,
             **runner.tlt_statistics.snapshot(),
             "trees": {
                 "in_flight": len(runner.tlt_trees),
                 "truncated": runner.tlt_trees.num_truncated,
                 "mismatched": runner.tlt_trees.num_mismatched,
             },
+            "training": self._training.status() if self._training is not None else None,
+            "training_refusal": proposer.training_refusal,
             "drafter_failures": proposer.num_failures,
             "draft_seconds": proposer.draft_seconds,
             "tap_seconds": proposer.tap_seconds,

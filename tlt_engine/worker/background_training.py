@@ -1,0 +1,292 @@
+"""The background trainer inside a worker: what feeds it, when it runs, and how its weights go live."""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.utils import cached_file
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from tlt_engine import __version__
+from tlt_engine.config import TltConfig
+from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.config import DrafterConfig
+from tlt_engine.drafter.initialise import TargetWeights, initialise
+from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.runtime import DrafterRuntime, PreparedModel
+from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints
+from tlt_engine.drafter_trainer.coordinator import Coordinator, CoordinatorConfig, Publication
+from tlt_engine.drafter_trainer.governor import Governor
+from tlt_engine.drafter_trainer.idle_gate import IdleGate
+from tlt_engine.drafter_trainer.sample import Sample
+from tlt_engine.drafter_trainer.sample_buffer import SampleBuffer
+from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
+from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
+from tlt_engine.worker.training_thread import TrainingThread
+
+logger = init_logger(f"vllm.{__name__}")
+
+RECORDING_SHARE = 0.25
+"""Of the buffer's cap, what running requests may hold besides."""
+
+CONTEXT_TOKENS, SPAN_TOKENS = 128, 384
+"""Of a sample that a running request leaves: tokens that are only seen, and tokens that are learnt."""
+
+
+class BackgroundTraining:
+    """Owns the trainer's thread; everything public is called between two steps of the engine."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        config: TltConfig,
+        runtime: DrafterRuntime,
+        embed: Any,
+        target: Any,
+        served: Checkpoint | None,
+    ) -> None:
+        """Starts the thread, which waits for text.
+
+        Args:
+            vllm_config: of the engine.
+            config: ours.
+            runtime: drafts with what is published.
+            embed: the target's embedding.
+            target: the target; its head is read where it is.
+            served: the drafter that is served at the start, if one is.
+        """
+        self.config = config.train
+        self._model_config = vllm_config.model_config
+        self._runtime = runtime
+        self._embed = embed
+        self._target = target
+        self._served = served
+        self._identity: TargetIdentity | None = None
+        self._pending: tuple[PreparedModel, Publication] | None = None
+        self._was_computing = False
+        self.swap_seconds = 0.0
+        self.longest_swap_seconds = 0.0
+        scheduler = vllm_config.scheduler_config
+        max_running = self.config.max_running or max(1, scheduler.max_num_seqs // 8)
+        self.gate = IdleGate(max_running)
+        self.gate.mode = self.config.mode
+        self.governor = Governor(self.config.max_slowdown)
+        directory = self.config.checkpoint_dir
+        self._checkpoints = TrainingCheckpoints(Path(directory)) if directory else None
+        self.coordinator = Coordinator(
+            SampleBuffer(self.config.buffer_bytes),
+            self._build_trainer,
+            self._look_up,
+            self._publish,
+            CoordinatorConfig(depth=config.learned.draft_depth),
+            live=served.build().float().requires_grad_(False).to(runtime.device) if served is not None else None,
+            state=self._checkpoints.load() if self._checkpoints is not None else None,
+        )
+        limits = RecordingLimits(
+            max_bytes=int(self.config.buffer_bytes * RECORDING_SHARE),
+            context_tokens=CONTEXT_TOKENS,
+            span_tokens=SPAN_TOKENS,
+            max_running=config.learned.capture_threshold,
+        )
+        self.recorder = SampleRecorder(limits, self.coordinator.inbox.append)
+        self._thread = TrainingThread(
+            self.coordinator.advance,
+            self.gate,
+            self.governor,
+            device=runtime.device,
+            num_engine=torch.get_num_threads(),
+        )
+        self._thread.start()
+
+    def begin_step(self, num_running: int, is_decode_only: bool) -> None:
+        """Notes that a step began; see ``IdleGate.begin_step``."""
+        self.gate.begin_step(num_running, is_decode_only)
+        self._was_computing = self._thread.is_computing
+
+    def end_step(self, decoded: tuple[int, int] | None) -> None:
+        """Notes what the step under way took, and puts weights that wait into place.
+
+        Args:
+            decoded: rows the target computed and the committed tokens they read; None if a prompt was computed.
+        """
+        seconds = self.gate.end_step()
+        if decoded is not None:
+            self.governor.record(*decoded, seconds, self._was_computing or self._thread.is_computing)
+        if self._pending is not None:
+            self._swap()
+
+    def set_mode(self, mode: str) -> None:
+        """Trains when there is time (``auto``), whenever there is something to learn (``on``), or never (``off``)."""
+        self.gate.mode = mode
+
+    def set_target_version(self, target_version: int) -> None:
+        """Lets samples and training follow a target whose weights changed."""
+        with self.paused():
+            self.recorder.set_target_version(target_version)
+            self.coordinator.set_target_version(target_version)
+
+    def adopt(self, model: DrafterModel) -> None:
+        """Goes on from weights that somebody else published."""
+        with self.paused():
+            self._pending = None
+            self.coordinator.adopt(model.float().requires_grad_(False).to(self._runtime.device))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keeps the trainer still, as while the target's weights are replaced."""
+        with self._thread.paused():
+            yield
+
+    def sleep(self) -> None:
+        """Stops training until ``wake_up``, and frees what the step under way holds."""
+        self.gate.hold()
+        with self._thread.paused():
+            self.coordinator.abandon()
+
+    def wake_up(self) -> None:
+        """Ends ``sleep``."""
+        if self.gate.is_held:
+            self.gate.release()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+    def num_bytes(self) -> dict[str, tuple[int, int]]:
+        """Returns the bytes in use and the cap of each buffer."""
+        buffer = self.coordinator.buffer
+        return {
+            "trainer.samples": (buffer.num_bytes, buffer.max_bytes),
+            "trainer.recording": self.recorder.num_bytes(),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Returns plain data for ``/tlt/status``."""
+        thread, checkpoints = self._thread, self._checkpoints
+        return {
+            **self.coordinator.status(),
+            "mode": self.gate.mode,
+            "occupancy": self.gate.occupancy.value,
+            "is_computing": thread.is_computing,
+            "trained_seconds": thread.trained_seconds,
+            "available_seconds": thread.available_seconds,
+            "slowdown": self.governor.slowdown,
+            "duty": self.governor.duty,
+            "swap_seconds": self.swap_seconds,
+            "longest_swap_seconds": self.longest_swap_seconds,
+            "failures": thread.num_failures,
+            "last_error": thread.last_error,
+            "checkpoints": {
+                "written": checkpoints.num_written if checkpoints else 0,
+                "failed": checkpoints.num_failed if checkpoints else 0,
+            },
+        }
+
+    def _swap(self) -> None:
+        assert self._pending is not None
+        (prepared, publication), self._pending = self._pending, None
+        started = time.perf_counter()
+        self._runtime.swap(prepared)
+        seconds = time.perf_counter() - started
+        self.swap_seconds += seconds
+        self.longest_swap_seconds = max(self.longest_swap_seconds, seconds)
+        logger.info(
+            "Drafter version %d is live: acceptance length %.2f on held-out text after %d tokens of training",
+            publication.version,
+            publication.acceptance.length,
+            publication.num_tokens,
+        )
+
+    def _publish(self, publication: Publication) -> None:
+        """Makes the weights ready on the trainer's thread; the next step takes them."""
+        self._pending = self._runtime.prepare(copy.deepcopy(publication.model)), publication
+        if self._checkpoints is not None:
+            provenance = self._provenance(publication)
+            directory = Path(self.config.checkpoint_dir or "")
+            self._checkpoints.save(
+                publication.version,
+                publication.state,
+                also=lambda: save_checkpoint(directory, publication.model, provenance),
+            )
+
+    def _build_trainer(self, samples: Sequence[Sample]) -> Trainer:
+        """Makes the drafter that is trained: the served one, or a new one with first weights of the target."""
+        if self._served is not None:
+            model = self._served.build().float()
+        else:
+            model = DrafterModel(self._runtime.config)
+            config = model.config
+            model.set_draft_vocabulary(choose_draft_vocabulary(samples, config.draft_vocab_size, config.vocab_size))
+            self._initialise(model)
+        model = model.to(self._runtime.device).requires_grad_(True)
+        settings = TrainerConfig(learning_rate=self.config.learning_rate)
+        return Trainer(model, self._look_up, self._predict, settings)
+
+    def _initialise(self, model: DrafterModel) -> None:
+        """Takes first weights from the target's files; at random where they cannot be read."""
+        name = self._model_config.model
+        try:
+            folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json"))).parent
+            weights = TargetWeights(folder)
+        except (OSError, ValueError) as error:
+            logger.warning("The drafter starts from random weights, the target's files cannot be read: %s", error)
+            model.lm_head.weight.data.copy_(self._head()[model.draft_vocabulary.to(self._head().device)])
+            return
+        initialise(model, weights, self._model_config.hf_text_config.num_hidden_layers, "last_layer", self.config.seed)
+
+    def _provenance(self, publication: Publication) -> Provenance:
+        if self._identity is None:
+            config = self._model_config
+            tokenizer = None if config.skip_tokenizer_init else cached_tokenizer_from_config(config)
+            vocabulary = publication.model.draft_vocabulary
+            self._identity = TargetIdentity.of(config.model, config.hf_text_config, tokenizer, vocabulary)
+        return Provenance(
+            target=self._identity,
+            recipe="eagle3",
+            num_tokens_seen=publication.num_tokens,
+            num_steps=publication.num_steps,
+            held_out="responses that were served and not trained on",
+            held_out_acceptance_rates=publication.acceptance.rates,
+            engine_version=__version__,
+        )
+
+    def _look_up(self, token_ids: Tensor) -> Tensor:
+        embeddings: Tensor = self._embed(token_ids)
+        return embeddings.float()
+
+    def _predict(self, final_hidden: Tensor) -> Tensor:
+        """Returns the target's logits; its head is a reference, read while it also serves."""
+        head = self._head()
+        return F.linear(final_hidden.to(head.dtype), head)
+
+    def _head(self) -> Tensor:
+        weight: Tensor = self._target.lm_head.weight
+        return weight[: self._model_config.get_vocab_size()]
+
+
+def training_refusal(config: TltConfig, vllm_config: VllmConfig) -> str | None:
+    """Returns why no drafter is trained in the background, or None if one is."""
+    if config.record_samples:
+        return "what is generated is recorded for a warm-up"
+    if config.drafter != "auto" and not config.is_learned:
+        return f"drafter {config.drafter!r} has nothing to train"
+    if not config.train.enabled:
+        return "train.enabled is false"
+    if vllm_config.parallel_config.tensor_parallel_size > 1:
+        return "with tensor parallelism no rank holds the whole head of the target"
+    try:
+        DrafterConfig.from_target(vllm_config.model_config.hf_text_config)
+    except ValueError as error:
+        return str(error)
+    return None
