@@ -1,5 +1,7 @@
 """Engine settings and sampling parameters that the tests of the worker go through."""
 
+from models import TINY_VOCAB
+
 TINY_ENGINE = {"skip_tokenizer_init": True}
 
 NUM_PROMPTS = 16
@@ -29,3 +31,11 @@ SAMPLING = {
 
 MIXED = len(SAMPLING)
 """Index of the batch that holds all kinds at once."""
+
+
+def oracle(answers, **args):
+    """Options of a drafter that knows the answers."""
+    return {
+        "drafter": "worker.fake_drafters:TreeOracle",
+        "drafter_args": {"answers": answers, "vocab_size": TINY_VOCAB, **args},
+    }

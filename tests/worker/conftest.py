@@ -7,7 +7,9 @@ import pytest
 
 from engine import EngineJob, EngineResult, run_engine
 from models import TINY_VOCAB, make_tiny_llama
-from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING, TINY_ENGINE
+from tlt_engine.drafter_trainer.sample_store import SampleStore
+from worker.cases import MAX_TOKENS, NUM_PROMPTS, SAMPLING, TINY_ENGINE, oracle
+from worker.tiny_drafters import make_drafters
 
 
 @pytest.fixture(scope="session")
@@ -73,3 +75,23 @@ def run_tlt(tiny_llama):
 def without_drafts(run_tlt, batches):
     """TLT that never drafts: what every drafter must reproduce."""
     return run_tlt(batches, drafter="none")
+
+
+@pytest.fixture(scope="session")
+def recorded(tiny_llama, batches, answers, tmp_path_factory):
+    """Greedy and sampled text, with trees, chunked prefills, cached prefixes and an abort: the run and its samples."""
+    folder = tmp_path_factory.mktemp("samples")
+    job = EngineJob(
+        tiny_llama,
+        [batches[0], batches[1], {**batches[0], "abort_after": {"3": 6}}],
+        {"method": "tlt", "record_samples": True, **oracle(answers)},
+        TINY_ENGINE,
+        samples_folder=str(folder),
+    )
+    return run_engine(job), list(SampleStore(folder))
+
+
+@pytest.fixture(scope="session")
+def drafters(tiny_llama, recorded, tmp_path_factory):
+    """Two drafters of one shape: trained on what was recorded, and untrained."""
+    return make_drafters(tiny_llama, recorded[1], tmp_path_factory.mktemp("drafters"))

@@ -1,5 +1,8 @@
 """Methods that tests add to the worker with ``worker_extension_cls``."""
 
+import hashlib
+import time
+
 
 class Spoiler:
     """Breaks things inside a running engine."""
@@ -7,3 +10,69 @@ class Spoiler:
     def spoil_drafter(self) -> None:
         """Makes the learned drafter's outputs no numbers, as an external trainer's bad push would."""
         self.model_runner.drafter._runtime._model.norm.weight.fill_(float("nan"))
+
+
+class TrainingObserver:
+    """Looks at the target and the trainer inside a running engine."""
+
+    def remember_target(self) -> None:
+        """Takes a fingerprint of the target's weights."""
+        self.target_before = self._fingerprint()
+
+    def check_target(self) -> None:
+        """Fails if the target's weights changed, or the drafter holds an embedding of its own."""
+        assert self._fingerprint() == self.target_before
+        proposer = self.model_runner.drafter
+        embedding = self.model_runner.model.model.embed_tokens.weight
+        assert proposer._embedding._target is self.model_runner.model
+        assert proposer._embedding.num_bytes() == 0
+        assert proposer.training._target.lm_head.weight.data_ptr() == self.model_runner.model.lm_head.weight.data_ptr()
+        assert not any("embed" in name for name, _ in proposer._runtime._model.named_parameters())
+        assert not embedding.requires_grad
+        assert embedding.grad is None
+
+    def publish_often(self, first: str, second: str, times: int) -> None:
+        """Publishes two drafters in turn."""
+        for _ in range(times):
+            self.tlt_publish(first)
+            self.tlt_publish(second)
+
+    def wait_for_steps(self, num_steps: int) -> None:
+        """Lets the trainer take so many optimizer steps more."""
+        wanted = self._status()["steps"] + num_steps
+        self._wait_until(lambda: self._status()["steps"] >= wanted)
+
+    def wait_for_version(self, version: int) -> None:
+        """Lets the trainer publish."""
+        self._wait_until(lambda: self.model_runner.drafter.drafter_version >= version)
+
+    def learn_by_heart(self) -> None:
+        """Lets the gate judge by what is trained on: of random text nothing holds for other text."""
+        coordinator = self.model_runner.drafter.training.coordinator
+        coordinator._latest_held_out = lambda: [entry.sample for entry in coordinator.buffer._learnt.entries[:8]]
+
+    def break_training(self) -> None:
+        """Lets whatever the trainer does next fail, and waits for that."""
+
+        def fail():
+            raise RuntimeError("broken by a test")
+
+        self.model_runner.drafter.training._thread._advance = fail
+        self._wait_until(lambda: self._status()["failures"] > 0)
+
+    def _status(self):
+        return self.model_runner.drafter.training.status()
+
+    def _wait_until(self, is_true) -> None:
+        """Waits while the engine does nothing, between two steps."""
+        deadline = time.monotonic() + 120
+        while not is_true():
+            assert time.monotonic() < deadline, self._status()
+            time.sleep(0.01)
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.model_runner.model.named_parameters()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()

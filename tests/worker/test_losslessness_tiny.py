@@ -4,7 +4,7 @@ import pytest
 
 from engine import EngineJob, run_engine
 from models import TINY_VOCAB
-from worker.cases import MAX_TOKENS, MIXED, SAMPLING, TINY_ENGINE
+from worker.cases import MAX_TOKENS, MIXED, SAMPLING, TINY_ENGINE, oracle
 
 ADVERSARIES = {
     "anti": {"drafter": "worker.fake_drafters:Constant", "drafter_args": {"token_ids": [3, 4, 5, 6]}},
@@ -22,13 +22,6 @@ def assert_same_tokens(result, expected, batches):
     for index, batch in enumerate(batches):
         for prompt, (got, want) in enumerate(zip(result.token_ids(index), expected.token_ids(index), strict=True)):
             assert got == want, f"batch {index} with {batch['params']}, prompt {prompt}"
-
-
-def oracle(answers, **args):
-    return {
-        "drafter": "worker.fake_drafters:TreeOracle",
-        "drafter_args": {"answers": answers, "vocab_size": TINY_VOCAB, **args},
-    }
 
 
 def test_greedy_without_drafts_is_stock(without_drafts, stock):

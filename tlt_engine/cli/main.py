@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tlt_engine.cli import doctor, export, fetch_model, inspect, warmup
+from tlt_engine.cli import doctor, export, fetch_model, inspect, train, warmup
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = commands.add_parser("warmup", help="train a first drafter for a target")
     warmup.add_arguments(command)
     command.set_defaults(run=warmup.run)
+
+    command = commands.add_parser("train", help="switch the background trainer of a running server")
+    train.add_arguments(command)
+    command.set_defaults(run=train.run)
 
     command = commands.add_parser("export", help="write a drafter for another engine")
     export.add_arguments(command)
