@@ -68,12 +68,12 @@ _SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
     },
     "stock-suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "tlt-off": {"method": "tlt", "drafter": "none"},
-    "tlt-ngram": {"method": "tlt"},
+    "tlt-ngram": {"method": "tlt", "drafter": "ngram"},
     **{
         f"stock-eagle3-{num_tokens}": {"method": "eagle3", "model": EXPORTED, "num_speculative_tokens": num_tokens}
         for num_tokens in (2, 3, 4)
     },
-    "tlt-learned": {"method": "tlt", "drafter": TRAINED},
+    "tlt-learned": {"method": "tlt", "drafter": TRAINED, "train": {"enabled": False}},
     "tlt-oracle": {"method": "tlt", "drafter": "benchmarks.oracle:OracleDrafter", "num_speculative_tokens": 7},
 }
 ENGINE_NAMES: tuple[str, ...] = tuple(_SPECULATIVE_CONFIGS)

@@ -2,6 +2,11 @@
 
 import hashlib
 import time
+from pathlib import Path
+
+import pytest
+
+from tlt_engine.drafter.checkpoint import load_checkpoint
 
 
 class Spoiler:
@@ -76,3 +81,54 @@ class TrainingObserver:
             digest.update(name.encode())
             digest.update(parameter.detach().numpy().tobytes())
         return digest.hexdigest()
+
+
+class ExternalTrainer:
+    """Pushes weights through vLLM's own calls, by a transfer that reads a file."""
+
+    def use_file_transfer(self) -> None:
+        """Puts a weight transfer engine in place, as ``weight_transfer_config`` would."""
+        self.weight_transfer_engine = FileTransfer(self.model_runner.get_model())
+
+    def push_drafter(self, directory: str, num_chunks: int, finishes: bool = True) -> None:
+        """Sends a drafter in chunks."""
+        assert self.supports_draft_weight_updates()
+        self.start_draft_weight_update()
+        for chunk in range(num_chunks):
+            self.update_weights({"directory": directory, "chunk": chunk, "num_chunks": num_chunks})
+        if finishes:
+            self.finish_weight_update()
+        else:
+            self._weight_update_active = False
+
+    def push_half(self, directory: str) -> None:
+        """Sends half a drafter and ends the update; that must be refused."""
+        self.start_draft_weight_update()
+        self.update_weights({"directory": directory, "chunk": 0, "num_chunks": 2})
+        with pytest.raises(ValueError, match="missing"):
+            self.finish_weight_update()
+
+
+class FileTransfer:
+    """As much of vLLM's ``WeightTransferEngine`` as its worker calls; vLLM's own ones need CUDA."""
+
+    supports_draft_weight_update = True
+
+    def __init__(self, target):
+        self.model = self._target = target
+
+    def set_weight_update_target(self, model, config):
+        self.model = model
+
+    def reset_weight_update_target(self):
+        self.model = self._target
+
+    def start_weight_update(self):
+        pass
+
+    def finish_weight_update(self):
+        pass
+
+    def update_weights(self, info):
+        tensors = sorted(load_checkpoint(Path(info["directory"])).tensors.items())
+        self.model.load_weights(tensors[info["chunk"] :: info["num_chunks"]])

@@ -63,3 +63,25 @@ def test_what_was_kept_is_gone_on_with(tiny_llama, batches, without_drafts, tmp_
     second = run_engine(EngineJob(tiny_llama, [batches[0]], settings, observed))
     assert_same_tokens(second, without_drafts, [batches[0]])
     assert second.status["sources"]["learned"]["draft_tokens"] > 0, "from the first step on"
+
+
+@pytest.mark.slow
+def test_an_external_trainer_pushes_through_vllms_own_calls(tiny_llama, batches, without_drafts, drafters):
+    trained, untrained = drafters
+    job = EngineJob(
+        tiny_llama,
+        batches[:2],
+        {"method": "tlt", "drafter": untrained, "learned": {"is_grafted": False}, "train": {"enabled": False}},
+        {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.ExternalTrainer"},
+        calls=[
+            (0, 2, "use_file_transfer", []),
+            (0, 4, "push_half", [trained]),
+            (0, 5, "push_drafter", [untrained, 3, False]),
+            (0, 6, "push_drafter", [trained, 3]),
+        ],
+    )
+    result = run_engine(job)
+    assert_same_tokens(result, without_drafts, batches[:2])
+    assert result.status["drafter_version"] == 1
+    assert result.status["target_version"] == 0, "the target did not change"
+    assert result.status["acceptance_length"] > 1.2, "the drafter that was pushed drafts"

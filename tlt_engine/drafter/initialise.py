@@ -37,6 +37,10 @@ class TargetWeights:
         if not self._file_of:
             raise ValueError(f"{model_dir}: no safetensors files to take a drafter's first weights from")
 
+    def names(self) -> list[str]:
+        """Returns the names of all tensors."""
+        return list(self._file_of)
+
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 

@@ -179,6 +179,7 @@ class BackgroundTraining:
             "mode": self.gate.mode,
             "occupancy": self.gate.occupancy.value,
             "is_computing": thread.is_computing,
+            "pieces": thread.num_pieces,
             "trained_seconds": thread.trained_seconds,
             "available_seconds": thread.available_seconds,
             "slowdown": self.governor.slowdown,

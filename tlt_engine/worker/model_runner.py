@@ -78,6 +78,10 @@ class TreeRunnerMixin(StockRunner):
     def _get_eagle3_aux_layers_from_config(self) -> tuple[int, ...]:
         return self.drafter.aux_layer_ids
 
+    def get_draft_model(self) -> torch.nn.Module | None:
+        """Returns what vLLM's draft weight updates load into; None if nothing that is learnt drafts."""
+        return self.drafter.receiver if self.drafter.has_runtime else None
+
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         if self.drafter.recorder is not None:

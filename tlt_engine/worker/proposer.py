@@ -30,6 +30,7 @@ from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap
 from tlt_engine.worker.platform_support import load_fitting_drafter
 from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
 from tlt_engine.worker.shared_embedding import SharedEmbedding
+from tlt_engine.worker.weight_receiver import WeightReceiver
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -53,6 +54,7 @@ class TltProposer:
         if self.config.record_samples:
             self.recorder = SampleRecorder(RecordingLimits(max_bytes=self.config.max_recorded_bytes))
         self._takers: list[FeatureTap | SampleRecorder] = [] if self.recorder is None else [self.recorder]
+        self.receiver = WeightReceiver()
         self._runtime: DrafterRuntime | None = None
         self._embedding: SharedEmbedding | None = None
         self._gate = DraftGate()
@@ -167,6 +169,11 @@ class TltProposer:
     def drafter_version(self) -> int:
         """Counts the weights that went live since the start, or since training began where it is kept on disk."""
         return self.training.coordinator.drafter_version if self.training is not None else self._num_published
+
+    @property
+    def has_runtime(self) -> bool:
+        """Whether there is a learned drafter, with weights or still without."""
+        return self._runtime is not None
 
     @property
     def drafts(self) -> bool:

@@ -62,11 +62,22 @@ class TltWorkerMixin(StockWorker):
         super().start_weight_update()
         self._sleep_training()
 
+    def start_draft_weight_update(self) -> None:
+        """Begins an update of the drafter's weights; those of an earlier one that was not finished are forgotten."""
+        super().start_draft_weight_update()
+        self.model_runner.drafter.receiver.take()
+
     def finish_weight_update(self) -> None:
-        """Ends an update of the target's weights; what it wrote before is evicted first."""
+        """Ends an update: new weights of the target evict what it wrote before, those of the drafter go live.
+
+        Raises:
+            ValueError: the tensors that came in are not those of a drafter of this shape; the old ones stay.
+        """
         is_draft = self._weight_update_is_draft
         super().finish_weight_update()
-        if not is_draft:
+        if is_draft:
+            self.model_runner.drafter.publish_tensors(self.model_runner.drafter.receiver.take())
+        else:
             self._wake_training()
             self.tlt_target_updated()
 
