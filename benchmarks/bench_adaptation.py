@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from benchmarks.adaptation_run import StreamJob, arrival_times
+from benchmarks.adaptation_run import StreamJob
 from benchmarks.bench_acceptance import HELD_OUT_SEED, TASKS
 from benchmarks.drifted_target import make_drifted_target
 from benchmarks.engines import child_environment
@@ -29,7 +29,7 @@ from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter.initialise import TargetWeights
 from tlt_engine.drafter_trainer.acceptance import chain_acceptance
 
-WINDOW_BURSTS = 10
+WINDOW_BURSTS = 16
 COLD_SEED, DRIFT_SEED = 7, 8
 DEPTH = 4
 
@@ -83,6 +83,11 @@ def curve(requests: Requests, minute_of_burst: dict[int, float]) -> list[tuple[f
     return points
 
 
+def minutes(requests: Requests) -> dict[int, float]:
+    """Returns when each burst arrived."""
+    return {one["burst"]: one["arrived_s"] / 60 for one in requests}
+
+
 def passes_for_good(points: list[tuple[float, float]], others: list[tuple[float, float]]) -> float | None:
     """Returns the minute from which one curve stays above another; None if it does not."""
     minute = None
@@ -120,16 +125,15 @@ def held_out_chain(model: str, drafters: dict[str, Path]) -> dict[str, float]:
 def cold_start(run: Runs, result: Result, arguments: argparse.Namespace) -> Path:
     """Measures learning from nothing; returns the drafter that came of it."""
     kept = run.folder / "cold_drafter"
-    train = {"max_running": 4, "checkpoint_dir": str(kept)}
+    train = {"max_running": 2, "checkpoint_dir": str(kept)}
     stream = {"seed": COLD_SEED, "seconds": 60.0 * arguments.minutes, "mean_gap_s": arguments.gap}
     cold = run("cold", {"train": train}, **stream)
-    times = arrival_times(StreamJob(model="", speculative_config={}, output="", tasks="", **stream))
     num_bursts = 1 + max(one["burst"] for one in cold["requests"])
     lookup = run("lookup", {"drafter": "ngram"}, seed=COLD_SEED, num_bursts=num_bursts)
     last = num_bursts - num_bursts // 4
     frozen = {"drafter": str(arguments.drafter), "train": {"enabled": False}}
     warm = run("warm", frozen, seed=COLD_SEED, first_burst=last, num_bursts=num_bursts - last)
-    minute_of = {burst: when / 60 for burst, when in enumerate(times)}
+    minute_of = minutes(cold["requests"])
     curves = {name: curve(one["requests"], minute_of) for name, one in (("cold", cold), ("lookup", lookup))}
     result.series += [
         Series(name=f"cold start, {name}", x="minute", y="acceptance_length", points=thin_out(points))
@@ -161,12 +165,11 @@ def drift(run: Runs, result: Result, arguments: argparse.Namespace, kept: Path) 
         make_drifted_target(arguments.model, TASKS, new_target, num_prompts=arguments.fine_tuning_prompts)
     seconds = 60.0 * arguments.drift_minutes
     stream = {"seed": DRIFT_SEED, "seconds": seconds, "mean_gap_s": arguments.gap}
-    times = arrival_times(StreamJob(model="", speculative_config={}, output="", tasks="", **stream))
-    at_burst = len(times) // 6
+    at_burst = arguments.drift_burst
     replaced = {"new_target": str(new_target)}
-    train = {"max_running": 4}
+    train = {"max_running": 2}
     served = {"drafter": str(kept)}
-    adapting = run("adapting", {**served, "train": train}, **stream, **replaced, new_target_at=times[at_burst])
+    adapting = run("adapting", {**served, "train": train}, **stream, **replaced, new_target_at=at_burst)
     num_bursts = 1 + max(one["burst"] for one in adapting["requests"])
     still = {**served, "train": {"enabled": False}}
     frozen = run("frozen", still, seed=DRIFT_SEED, num_bursts=num_bursts, **replaced, new_target_at=at_burst)
@@ -183,12 +186,12 @@ def drift(run: Runs, result: Result, arguments: argparse.Namespace, kept: Path) 
         **replaced,
         new_target_at=0,
     )
-    minute_of = {burst: when / 60 for burst, when in enumerate(times)}
+    minute_of = minutes(adapting["requests"])
     for name, one in (("adapting", adapting), ("frozen", frozen)):
         points = curve(one["requests"], minute_of)
         result.series.append(Series(name=f"drift, {name}", x="minute", y="acceptance_length", points=thin_out(points)))
     result.series.append(_held_out_series("drift", adapting))
-    result.settings["target_replaced_at_minute"] = round(times[at_burst] / 60, 2)
+    result.settings["target_replaced_at_minute"] = round(minute_of[at_burst], 2)
     before = [one for one in frozen["requests"] if one["burst"] < at_burst]
     after = from_burst(frozen["requests"], at_burst)
     _row(result, "frozen", "after the target was replaced", lengths(after), "frozen before", lengths(before))
@@ -270,7 +273,8 @@ def main() -> None:
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
     parser.add_argument("--minutes", type=float, default=30.0, help="of the cold start")
     parser.add_argument("--drift-minutes", type=float, default=18.0)
-    parser.add_argument("--gap", type=float, default=12.0, help="mean seconds between two bursts of 4 requests")
+    parser.add_argument("--gap", type=float, default=4.0, help="mean seconds between two bursts of 2 requests")
+    parser.add_argument("--drift-burst", type=int, default=20, help="when the target is replaced")
     parser.add_argument("--fine-tuning-prompts", type=int, default=320)
     parser.add_argument("--warm-up-tokens", type=int, default=60_000)
     parser.add_argument("--work", type=Path, required=True, help="folder of runs; what is there is not run again")
@@ -279,7 +283,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.drafter = arguments.drafter.resolve()
     if arguments.quick:
-        arguments.minutes, arguments.drift_minutes, arguments.gap = 1.0, 0.5, 4.0
+        arguments.minutes, arguments.drift_minutes, arguments.drift_burst = 1.0, 0.5, 4
         arguments.fine_tuning_prompts, arguments.warm_up_tokens = 8, 2000
     settings = {
         key: getattr(arguments, key)
@@ -288,7 +292,7 @@ def main() -> None:
     result = new_result(
         "adaptation",
         "benchmarks.bench_adaptation",
-        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 4, **settings},
+        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 2, **settings},
     )
     run = Runs(arguments.work, str(Path(arguments.model).resolve()))
     kept = cold_start(run, result, arguments)

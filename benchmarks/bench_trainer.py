@@ -50,7 +50,14 @@ class Served:
             max_model_len=2048,
             max_num_seqs=MAX_SEQS,
             enable_prefix_caching=False,
-            speculative_config={"method": "tlt", "drafter": str(drafter), "train": {"mode": "off"}},
+            # Chains of a fixed length: what is compared is the time of steps of equal work.
+            speculative_config={
+                "method": "tlt",
+                "drafter": str(drafter),
+                "num_speculative_tokens": 4,
+                "learned": {"is_grafted": False, "top_k": 1, "min_reach": 0.0},
+                "train": {"mode": "off"},
+            },
         )
         self.prompts = read_prompts(f"reasoning-gym:{TASKS}", AutoTokenizer.from_pretrained(model), 256, SEED)
         self._num_requests = 0

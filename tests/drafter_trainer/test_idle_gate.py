@@ -49,6 +49,22 @@ def test_an_engine_without_steps_becomes_idle_and_is_busy_again_at_once():
     assert not gate.is_open
 
 
+def test_time_that_is_not_busy_is_counted():
+    clock = Clock()
+    gate = IdleGate(max_running=1, clock=clock)
+    clock.now += 5  # idle
+    step(gate, clock, 1, seconds=0.1)
+    step(gate, clock, 4, seconds=0.1)
+    step(gate, clock, 4, is_decode_only=False, seconds=0.1)
+    assert gate.open_seconds() == pytest.approx(5.1)
+    clock.now += 0.2  # still thought to be busy
+    assert gate.open_seconds() == pytest.approx(5.1)
+    clock.now += 1.1
+    assert gate.open_seconds() == pytest.approx(6.1)
+    step(gate, clock, 1, seconds=0.1)
+    assert gate.open_seconds() == pytest.approx(6.2)
+
+
 def test_modes_and_holds():
     clock = Clock()
     gate = IdleGate(max_running=1, clock=clock)

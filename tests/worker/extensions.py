@@ -54,7 +54,7 @@ class TrainingObserver:
     def learn_by_heart(self) -> None:
         """Lets the gate judge by what is trained on: of random text nothing holds for other text."""
         coordinator = self.model_runner.drafter.training.coordinator
-        coordinator._latest_held_out = lambda: [entry.sample for entry in coordinator.buffer._learnt.entries[:8]]
+        coordinator._held_out = lambda: [entry.sample for entry in coordinator.buffer._learnt.entries[:8]]
 
     def break_training(self) -> None:
         """Lets whatever the trainer does next fail, and waits for that."""

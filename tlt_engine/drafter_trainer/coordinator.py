@@ -51,8 +51,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Tokens to learn from before the drafter is built."""
     evaluation_tokens: tuple[int, int] = (4096, 16384)
     """Fewest and most tokens trained between two evaluations; in between a quarter of all trained."""
-    held_out_tokens: int = 4096
-    """Latest held-out tokens that an evaluation reads."""
+    held_out_tokens: int = 8192
+    """Held-out tokens that an evaluation reads, from the newest target's samples evenly over time."""
     depth: int = 4
     """Draft tokens of the chain that is evaluated."""
 
@@ -239,7 +239,7 @@ class Coordinator:
             fewest, most = self._config.evaluation_tokens
             self._next_evaluation = trainer.num_tokens + min(most, max(fewest, trainer.num_tokens // 4))
             candidate = copy.deepcopy(self._average.model)
-            self._evaluation = _Evaluation(candidate, self._score(candidate), self._latest_held_out())
+            self._evaluation = _Evaluation(candidate, self._score(candidate), self._held_out())
 
     def _evaluate_piece(self, evaluation: _Evaluation) -> None:
         """Counts one sample of the candidate or of what is live, and judges when all are counted."""
@@ -305,9 +305,17 @@ class Coordinator:
         self.trainer.load_state_dict(snapshot(state["trainer"]))
         self._average.load_state_dict(state["average"])
 
+    def _held_out(self) -> list[Sample]:
+        """Returns held-out samples of all times: the latest alone would let the measure follow the mood of the text."""
+        samples = self.buffer.held_out()
+        num_tokens = sum(map(len, samples))
+        stride = -(-num_tokens // self._config.held_out_tokens)
+        return samples[:: -max(1, stride)]
+
     def _latest_held_out(self) -> list[Sample]:
+        """Returns a quarter as much of what was held out last."""
         chosen: list[Sample] = []
-        room = self._config.held_out_tokens
+        room = self._config.held_out_tokens // 4
         for sample in reversed(self.buffer.held_out()):
             if chosen and len(sample) > room:
                 break

@@ -46,6 +46,8 @@ class IdleGate:
         self._occupancy = Occupancy.IDLE
         self._step_seconds: deque[float] = deque(maxlen=32)
         self._began = 0.0
+        self._open_seconds = 0.0
+        self._counted_until = clock()
         self._holds = 0
         self._changed = threading.Condition()
 
@@ -57,12 +59,14 @@ class IdleGate:
             is_decode_only: whether no prompt is computed.
         """
         self._began = self._clock()
+        self._count(self._began)
         self._is_in_step = True
         self._occupancy = Occupancy.LOW if is_decode_only and num_running <= self._max_running else Occupancy.BUSY
 
     def end_step(self) -> float:
         """Notes that the step under way ended, and returns its seconds."""
         now = self._clock()
+        self._count(now)
         seconds = now - self._began
         if self._is_in_step:
             self._step_seconds.append(seconds)
@@ -73,12 +77,14 @@ class IdleGate:
     @property
     def occupancy(self) -> Occupancy:
         """What the engine is doing now."""
-        if self._is_in_step:
+        if self._is_in_step or self._clock() - self._last_end <= self._patience():
             return self._occupancy
-        patience = IDLE_AFTER_S
-        if self._step_seconds:
-            patience = max(patience, IDLE_AFTER_STEPS * median(tuple(self._step_seconds)))
-        return Occupancy.IDLE if self._clock() - self._last_end > patience else self._occupancy
+        return Occupancy.IDLE
+
+    def open_seconds(self) -> float:
+        """Returns the seconds since the start in which the engine was not busy, whether anybody trained or not."""
+        now = self._clock()
+        return self._open_seconds + self._not_busy(now)
 
     @property
     def is_open(self) -> bool:
@@ -97,6 +103,25 @@ class IdleGate:
         with self._changed:
             self._holds -= 1
             self._changed.notify_all()
+
+    def _patience(self) -> float:
+        """Returns the seconds without a step after which the engine is idle."""
+        if not self._step_seconds:
+            return IDLE_AFTER_S
+        return max(IDLE_AFTER_S, IDLE_AFTER_STEPS * median(tuple(self._step_seconds)))
+
+    def _count(self, now: float) -> None:
+        self._open_seconds += self._not_busy(now)
+        self._counted_until = now
+
+    def _not_busy(self, now: float) -> float:
+        """Returns the seconds since the last count that were not busy."""
+        start = self._counted_until
+        if self._occupancy is Occupancy.BUSY:
+            if self._is_in_step:
+                return 0.0
+            start = max(start, self._last_end + self._patience())
+        return max(0.0, now - start)
 
     @property
     def is_held(self) -> bool:

@@ -84,14 +84,7 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def visible(self, window: int) -> Tensor:
-        """Returns which positions each sees: of its own sample, not after it, fewer than ``window`` before it.
-
-        Args:
-            window: positions that are seen, the own included.
-
-        Returns:
-            ``[T, T]`` bool.
-        """
-        distance = self.positions[:, None] - self.positions[None, :]
-        return (self.sample_of[:, None] == self.sample_of[None, :]) & (distance >= 0) & (distance < window)
+    def blocks(self) -> list[slice]:
+        """Returns the rows of each sample."""
+        ends = self.sample_of.bincount().cumsum(0).tolist()
+        return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

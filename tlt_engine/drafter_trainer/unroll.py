@@ -59,7 +59,7 @@ def unroll(model: DrafterModel, batch: PackedBatch, embed: Embed, num_passes: in
 
 
 class _ChainAttention:
-    """Attention of all passes: full over the first one's keys, elementwise over the chain's own."""
+    """Attention of all passes: within each sample over the first pass's keys, elementwise over the chain's own."""
 
     def __init__(self, batch: PackedBatch, window: int) -> None:
         self._batch = batch
@@ -68,17 +68,40 @@ class _ChainAttention:
         self._values: list[Tensor] = []
 
     def __call__(self, query_TNH: Tensor, key_TKH: Tensor, value_TKH: Tensor) -> Tensor:
-        visible = self._batch.visible(self._window - len(self._keys))  # deeper tokens stand further on
-        bias = query_TNH.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
         groups = query_TNH.shape[1] // key_TKH.shape[1]
         self._keys.append(key_TKH.repeat_interleave(groups, dim=1))
         self._values.append(value_TKH.repeat_interleave(groups, dim=1))
-        query_NTH = query_TNH.transpose(0, 1) * query_TNH.shape[-1] ** -0.5
-        scores = [query_NTH @ self._keys[0].permute(1, 2, 0) + bias]
-        scores += [(query_NTH * key.transpose(0, 1)).sum(-1, keepdim=True) for key in self._keys[1:]]
+        query_TNH = query_TNH * query_TNH.shape[-1] ** -0.5
+        # Samples do not see each other, so each is a product of its own: one over the whole batch would mostly compute
+        # what the mask then hides.
+        return torch.cat([self._attend(query_TNH, block) for block in self._batch.blocks()])
+
+    def _attend(self, query_TNH: Tensor, block: slice) -> Tensor:
+        query_NTH = query_TNH[block].transpose(0, 1)
+        keys, values = ([part[block].transpose(0, 1) for part in parts] for parts in (self._keys, self._values))
+        visible = visible_positions(query_NTH.shape[1], self._window - len(keys) + 1, query_NTH.device)
+        bias = query_NTH.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+        scores = [query_NTH @ keys[0].transpose(1, 2) + bias]
+        scores += [(query_NTH * key).sum(-1, keepdim=True) for key in keys[1:]]
         weights_NTS = torch.cat(scores, dim=-1).softmax(dim=-1)
-        num_keys = len(self._keys[0])
-        output_NTH = weights_NTS[..., :num_keys] @ self._values[0].transpose(0, 1)
-        for place, value in enumerate(self._values[1:]):
-            output_NTH = output_NTH + weights_NTS[..., num_keys + place, None] * value.transpose(0, 1)
+        num_keys = keys[0].shape[1]
+        output_NTH = weights_NTS[..., :num_keys] @ values[0]
+        for place, value in enumerate(values[1:]):
+            output_NTH = output_NTH + weights_NTS[..., num_keys + place, None] * value
         return output_NTH.transpose(0, 1)
+
+
+def visible_positions(num_positions: int, window: int, device: torch.device) -> Tensor:
+    """Returns which positions of a sample each of them sees: not after it, fewer than ``window`` before it.
+
+    Args:
+        num_positions: of the sample.
+        window: positions that are seen, the own included.
+        device: where the result goes.
+
+    Returns:
+        ``[num_positions, num_positions]`` bool.
+    """
+    positions = torch.arange(num_positions, device=device)
+    distance = positions[:, None] - positions[None, :]
+    return (distance >= 0) & (distance < window)

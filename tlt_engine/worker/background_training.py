@@ -181,7 +181,7 @@ class BackgroundTraining:
             "is_computing": thread.is_computing,
             "pieces": thread.num_pieces,
             "trained_seconds": thread.trained_seconds,
-            "available_seconds": thread.available_seconds,
+            "available_seconds": self.gate.open_seconds(),
             "slowdown": self.governor.slowdown,
             "duty": self.governor.duty,
             "swap_seconds": self.swap_seconds,

@@ -43,8 +43,6 @@ class TrainingThread:
         self.num_pieces = 0
         self.num_failures = 0
         self.trained_seconds = 0.0
-        self.available_seconds = 0.0
-        """Seconds in which the gate was open, used or not."""
         self.is_computing = False
         self.last_error = ""
         self._advance = advance
@@ -80,14 +78,8 @@ class TrainingThread:
     def _run(self) -> None:
         self._step_back()
         failures_in_a_row = 0
-        seen = time.perf_counter()
         while not self._stops.is_set():
-            is_open = self._gate.is_open
-            now = time.perf_counter()
-            if is_open:
-                self.available_seconds += now - seen
-            seen = now
-            if not is_open:
+            if not self._gate.is_open:
                 self._stops.wait(CLOSED_WAIT_S)
                 continue
             try:
