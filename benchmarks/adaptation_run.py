@@ -34,7 +34,7 @@ class StreamJob:
     num_bursts: int | None = None
     """None for as many as come within ``seconds``."""
     seconds: float = float("inf")
-    burst_size: int = 2
+    burst_size: int = 4
     mean_gap_s: float = 0.0
     """Mean of the exponential time from the end of a burst to the next; 0 leaves no gaps."""
     max_tokens: int = 256

@@ -29,7 +29,7 @@ from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter.initialise import TargetWeights
 from tlt_engine.drafter_trainer.acceptance import chain_acceptance
 
-WINDOW_BURSTS = 16
+WINDOW_BURSTS = 8
 COLD_SEED, DRIFT_SEED = 7, 8
 DEPTH = 4
 
@@ -125,7 +125,7 @@ def held_out_chain(model: str, drafters: dict[str, Path]) -> dict[str, float]:
 def cold_start(run: Runs, result: Result, arguments: argparse.Namespace) -> Path:
     """Measures learning from nothing; returns the drafter that came of it."""
     kept = run.folder / "cold_drafter"
-    train = {"max_running": 2, "checkpoint_dir": str(kept)}
+    train = {"max_running": 4, "checkpoint_dir": str(kept)}
     stream = {"seed": COLD_SEED, "seconds": 60.0 * arguments.minutes, "mean_gap_s": arguments.gap}
     cold = run("cold", {"train": train}, **stream)
     num_bursts = 1 + max(one["burst"] for one in cold["requests"])
@@ -167,7 +167,7 @@ def drift(run: Runs, result: Result, arguments: argparse.Namespace, kept: Path) 
     stream = {"seed": DRIFT_SEED, "seconds": seconds, "mean_gap_s": arguments.gap}
     at_burst = arguments.drift_burst
     replaced = {"new_target": str(new_target)}
-    train = {"max_running": 2}
+    train = {"max_running": 4}
     served = {"drafter": str(kept)}
     adapting = run("adapting", {**served, "train": train}, **stream, **replaced, new_target_at=at_burst)
     num_bursts = 1 + max(one["burst"] for one in adapting["requests"])
@@ -271,10 +271,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_adaptation", description=__doc__)
     parser.add_argument("drafter", type=Path, help="directory of a drafter that was warmed up on the model")
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
-    parser.add_argument("--minutes", type=float, default=30.0, help="of the cold start")
-    parser.add_argument("--drift-minutes", type=float, default=18.0)
-    parser.add_argument("--gap", type=float, default=4.0, help="mean seconds between two bursts of 2 requests")
-    parser.add_argument("--drift-burst", type=int, default=20, help="when the target is replaced")
+    parser.add_argument("--minutes", type=float, default=28.0, help="of the cold start")
+    parser.add_argument("--drift-minutes", type=float, default=15.0)
+    parser.add_argument("--gap", type=float, default=5.0, help="mean seconds between two bursts of 4 requests")
+    parser.add_argument("--drift-burst", type=int, default=16, help="when the target is replaced")
     parser.add_argument("--fine-tuning-prompts", type=int, default=320)
     parser.add_argument("--warm-up-tokens", type=int, default=60_000)
     parser.add_argument("--work", type=Path, required=True, help="folder of runs; what is there is not run again")
@@ -292,7 +292,7 @@ def main() -> None:
     result = new_result(
         "adaptation",
         "benchmarks.bench_adaptation",
-        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 2, **settings},
+        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 4, **settings},
     )
     run = Runs(arguments.work, str(Path(arguments.model).resolve()))
     kept = cold_start(run, result, arguments)
