@@ -38,6 +38,10 @@ logger = init_logger(f"vllm.{__name__}")
 RECORDING_SHARE = 0.25
 """Of the buffer's cap, what running requests may hold besides."""
 
+STATE_COPIES = 11
+"""Of the drafter's weights in float32: trained, gradient, average, candidate, live, at most two of the optimizer, and
+four of what training rolls back to."""
+
 CONTEXT_TOKENS, SPAN_TOKENS = 128, 384
 """Of a sample that a running request leaves: tokens that are only seen, and tokens that are learnt."""
 
@@ -72,6 +76,8 @@ class BackgroundTraining:
         self._served = served
         self._identity: TargetIdentity | None = None
         self._pending: tuple[PreparedModel, Publication] | None = None
+        with torch.device("meta"):
+            self._num_weights = sum(weight.numel() for weight in DrafterModel(runtime.config).parameters())
         self._was_computing = False
         self.swap_seconds = 0.0
         self.longest_swap_seconds = 0.0
@@ -80,8 +86,8 @@ class BackgroundTraining:
         self.gate = IdleGate(max_running)
         self.gate.mode = self.config.mode
         self.governor = Governor(self.config.max_slowdown)
-        directory = self.config.checkpoint_dir
-        self._checkpoints = TrainingCheckpoints(Path(directory)) if directory else None
+        self._directory = checkpoint_directory(config, vllm_config)
+        self._checkpoints = TrainingCheckpoints(self._directory) if self._directory is not None else None
         self.coordinator = Coordinator(
             SampleBuffer(self.config.buffer_bytes),
             self._build_trainer,
@@ -166,7 +172,9 @@ class BackgroundTraining:
     def num_bytes(self) -> dict[str, tuple[int, int]]:
         """Returns the bytes in use and the cap of each buffer."""
         buffer = self.coordinator.buffer
+        state_bytes = STATE_COPIES * self._num_weights * torch.float32.itemsize
         return {
+            "trainer.weights": (state_bytes if self.coordinator.trainer is not None else 0, state_bytes),
             "trainer.samples": (buffer.num_bytes, buffer.max_bytes),
             "trainer.recording": self.recorder.num_bytes(),
         }
@@ -214,12 +222,13 @@ class BackgroundTraining:
         self._pending = self._runtime.prepare(copy.deepcopy(publication.model)), publication
         if self._checkpoints is not None:
             provenance = self._provenance(publication)
-            directory = Path(self.config.checkpoint_dir or "")
             self._checkpoints.save(
-                publication.version,
-                publication.state,
-                also=lambda: save_checkpoint(directory, publication.model, provenance),
+                publication.version, publication.state, also=lambda: self._keep(publication.model, provenance)
             )
+
+    def _keep(self, model: DrafterModel, provenance: Provenance) -> None:
+        assert self._directory is not None
+        save_checkpoint(self._directory, model, provenance)
 
     def _build_trainer(self, samples: Sequence[Sample]) -> Trainer:
         """Makes the drafter that is trained: the served one, or a new one with first weights of the target."""
@@ -274,6 +283,15 @@ class BackgroundTraining:
     def _head(self) -> Tensor:
         weight: Tensor = self._target.lm_head.weight
         return weight[: self._model_config.get_vocab_size()]
+
+
+def checkpoint_directory(config: TltConfig, vllm_config: VllmConfig) -> Path | None:
+    """Returns where the training is kept, if it is; replicas each keep their own."""
+    if config.train.checkpoint_dir is None:
+        return None
+    parallel = vllm_config.parallel_config
+    directory = Path(config.train.checkpoint_dir)
+    return directory if parallel.data_parallel_size == 1 else directory / f"replica-{parallel.data_parallel_rank}"
 
 
 def training_refusal(config: TltConfig, vllm_config: VllmConfig) -> str | None:

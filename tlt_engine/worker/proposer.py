@@ -25,7 +25,7 @@ from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
-from tlt_engine.worker.background_training import BackgroundTraining, training_refusal
+from tlt_engine.worker.background_training import BackgroundTraining, checkpoint_directory, training_refusal
 from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap
 from tlt_engine.worker.platform_support import load_fitting_drafter
 from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
@@ -262,11 +262,11 @@ class TltProposer:
         """Reads the drafter that is named, or the one that an earlier run left where this one keeps its training."""
         if self.config.is_learned:
             return load_checkpoint(Path(self.config.drafter))
-        kept = self.config.train.checkpoint_dir
-        if self.training_refusal is not None or kept is None or not (Path(kept) / FILE_NAME).is_file():
+        kept = checkpoint_directory(self.config, self._vllm_config)
+        if self.training_refusal is not None or kept is None or not (kept / FILE_NAME).is_file():
             return None
         try:
-            return load_fitting_drafter(Path(kept), self._vllm_config.model_config)
+            return load_fitting_drafter(kept, self._vllm_config.model_config)
         except ValueError as error:
             logger.warning("Training starts anew: %s", error)
             return None

@@ -86,10 +86,11 @@ class TltWorkerMixin(StockWorker):
         self._sleep_training()
         super().sleep(*args, **kwargs)
 
-    def wake_up(self, *args: Any, **kwargs: Any) -> None:
-        """Wakes up; the trainer after."""
-        super().wake_up(*args, **kwargs)
-        self._wake_training()
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wakes up; the trainer after, once the target's weights are there."""
+        super().wake_up(tags)
+        if tags is None or "weights" in tags:
+            self._wake_training()
 
     def shutdown(self) -> None:
         """Ends the trainer's thread, then the worker."""
