@@ -1,4 +1,4 @@
-"""Half an hour of mixed load with the trainer at work: memory stays flat, nothing stalls, and probes stay equal to stock's.
+"""Half an hour of mixed load with the trainer at work: memory stays flat, nothing stalls, probes stay equal to stock's.
 
 Load comes and goes; requests are aborted at random; the trainer is put to sleep, woken, switched, told that the target
 changed, and given other weights.

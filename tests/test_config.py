@@ -30,9 +30,14 @@ def test_travels_as_plain_data():
         ({"prompt_lookup": {"min_prob": 1.5}}, r"prompt_lookup\.min_prob"),
         (
             {"drafter": "eagle"},
-            r"drafter: expected 'ngram', 'none', the directory of a trained drafter or 'module:Class', got 'eagle'",
+            r"drafter: expected 'auto', 'ngram', 'none', the directory of a trained drafter or 'module:Class', got 'eagle'",
         ),
-        ({"drafter_args": {"a": 1}}, r"drafter_args: drafter 'ngram' takes no arguments"),
+        ({"drafter_args": {"a": 1}}, r"drafter_args: drafter 'auto' takes no arguments"),
+        ({"train": {"speed": 2}}, r"speculative_config\.train: unknown key 'speed'.*'max_slowdown'"),
+        ({"train": {"mode": "always"}}, r"train\.mode"),
+        ({"train": {"max_slowdown": 0}}, r"train\.max_slowdown"),
+        ({"train": {"buffer_bytes": 1000}}, r"train\.buffer_bytes"),
+        ({"drafter": "ngram", "train": {"mode": "on"}}, r"train: drafter 'ngram' has nothing to train"),
     ],
 )
 def test_bad_option_is_named(options, message):

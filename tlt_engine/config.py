@@ -50,8 +50,8 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The background trainer, which lets a drafter follow its target while that is served."""
 
-    enabled: bool = True
-    """Whether there is one; it needs drafter ``auto`` or a directory."""
+    enabled: bool | None = None
+    """Whether there is one; None where it has been tried, which is on CPU. It needs drafter ``auto`` or a directory."""
     mode: Literal["auto", "on", "off"] = "auto"
     """When it trains: while few requests run or none do, always, or not until it is told to."""
     max_running: Positive | None = None
@@ -114,6 +114,11 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(
                 "speculative_config.drafter: expected 'auto', 'ngram', 'none', the directory of a trained drafter or "
                 f"'module:Class', got {config.drafter!r}"
+            )
+        if config.train != TrainConfig() and config.drafter != "auto" and not config.is_learned:
+            raise ValueError(
+                f"speculative_config.train: drafter {config.drafter!r} has nothing to train; take 'auto' or the "
+                "directory of a trained drafter"
             )
         if config.drafter_args and (config.is_learned or ":" not in config.drafter):
             raise ValueError(f"speculative_config.drafter_args: drafter {config.drafter!r} takes no arguments")

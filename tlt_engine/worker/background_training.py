@@ -300,8 +300,10 @@ def training_refusal(config: TltConfig, vllm_config: VllmConfig) -> str | None:
         return "what is generated is recorded for a warm-up"
     if config.drafter != "auto" and not config.is_learned:
         return f"drafter {config.drafter!r} has nothing to train"
-    if not config.train.enabled:
+    if config.train.enabled is False:
         return "train.enabled is false"
+    if config.train.enabled is None and vllm_config.device_config.device_type != "cpu":
+        return "it was only ever tried on CPU; train.enabled true tries it here"
     if vllm_config.parallel_config.tensor_parallel_size > 1:
         return "with tensor parallelism no rank holds the whole head of the target"
     try:
