@@ -9,7 +9,8 @@ import torch
 from drafter.small import VOCAB
 from drafter_trainer.counting import counting_sample, embed, new_trainer
 from tlt_engine.drafter_trainer.acceptance import Accepted, chain_acceptance
-from tlt_engine.drafter_trainer.coordinator import Coordinator, CoordinatorConfig, Phase
+from tlt_engine.drafter_trainer.coordinator import Coordinator
+from tlt_engine.drafter_trainer.publication import CoordinatorConfig, Phase
 from tlt_engine.drafter_trainer.publisher import PATIENCE, Publisher, Verdict
 from tlt_engine.drafter_trainer.sample_buffer import SampleBuffer
 from tlt_engine.drafter_trainer.snapshot import snapshot
@@ -41,7 +42,7 @@ class Bench:
 
     def feed(self, count=40, **about):
         for number in itertools.islice(self.numbers, count):
-            self.coordinator.inbox.append(counting_sample((4 * number) % VOCAB, name=f"r{number}", **about))
+            self.coordinator.inbox.put(counting_sample((4 * number) % VOCAB, name=f"r{number}", **about))
 
     def run(self, pieces):
         for _ in range(pieces):
@@ -131,7 +132,7 @@ def test_a_new_target_starts_training_again_on_its_own_text():
     bench.feed()
     coordinator = bench.coordinator
     bench.run_until(lambda: coordinator.phase is Phase.CONVERGED)
-    coordinator.set_target_version(1)
+    coordinator.follow_new_target()
     assert coordinator.phase is Phase.TRAINING
     bench.feed(60, by=6, version=1)
     bench.run_until(lambda: length(bench.published[-1].model, by=6) > 3.0)
@@ -174,7 +175,7 @@ def test_it_goes_on_where_an_earlier_run_stopped(trained):
 
 
 def test_a_state_of_another_drafter_is_passed_over():
-    state = {"trainer": {"model": {}}, "average": {}, "drafter_version": 3}
+    state = {"trainer": {"model": {}}, "average": {}, "drafter_version": 0}
     bench = Bench(state=state)
     bench.feed()
     with pytest.raises(Exception, match="Missing key"):

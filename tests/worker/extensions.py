@@ -31,7 +31,10 @@ class TrainingObserver:
         embedding = self.model_runner.model.model.embed_tokens.weight
         assert proposer._embedding._target is self.model_runner.model
         assert proposer._embedding.num_bytes() == 0
-        assert proposer.training._target.lm_head.weight.data_ptr() == self.model_runner.model.lm_head.weight.data_ptr()
+        assert (
+            proposer.training._origin._target.lm_head.weight.data_ptr()
+            == self.model_runner.model.lm_head.weight.data_ptr()
+        )
         assert not any("embed" in name for name, _ in proposer._runtime._model.named_parameters())
         assert not embedding.requires_grad
         assert embedding.grad is None

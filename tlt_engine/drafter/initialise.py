@@ -60,12 +60,14 @@ class TargetWeights:
 
 
 @torch.no_grad()
-def initialise(model: DrafterModel, target: TargetWeights, num_target_layers: int, method: str, seed: int = 0) -> None:
+def initialise(
+    model: DrafterModel, target: TargetWeights | None, num_target_layers: int, method: str, seed: int = 0
+) -> None:
     """Fills a drafter's weights; its draft vocabulary must be chosen before.
 
     Args:
         model: the drafter, modified in place.
-        target: weights of the target.
+        target: weights of the target; None for ``random``.
         num_target_layers: decoder layers of the target.
         method: ``random``; ``head``, which takes the head's rows and the final norm from the target; or
             ``last_layer``, which also takes the last decoder layer and lets the highest feature through the fusion.
@@ -80,7 +82,7 @@ def initialise(model: DrafterModel, target: TargetWeights, num_target_layers: in
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
-    if method == "random":
+    if method == "random" or target is None:
         return
     model.lm_head.weight.copy_(target.head[model.draft_vocabulary])
     model.norm.weight.copy_(target["model.norm.weight"])

@@ -5,56 +5,31 @@ there is time to spare.
 """
 
 import copy
-import enum
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.acceptance import Accepted
 from tlt_engine.drafter_trainer.average import WeightAverage
-from tlt_engine.drafter_trainer.publisher import HeldOutScore, Publisher, Verdict
+from tlt_engine.drafter_trainer.held_out import HeldOutScore, latest, spread
+from tlt_engine.drafter_trainer.inbox import Inbox
+from tlt_engine.drafter_trainer.publication import CoordinatorConfig, Phase, Publication
+from tlt_engine.drafter_trainer.publisher import Publisher, Verdict
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_buffer import SampleBuffer
 from tlt_engine.drafter_trainer.snapshot import snapshot
 from tlt_engine.drafter_trainer.trainer import Trainer
 from tlt_engine.drafter_trainer.unroll import Embed
 
+INBOX_SHARE = 8
+"""The inbox may hold a part of so many of the buffer's cap besides."""
+
 DRIFT = 0.1
 """Loss of the accepted drafts of a step, as a share, on new text, at which training that had converged starts again."""
 
 RENEWED = 0.5
 """Share of the buffer that came in since training converged, at which it starts again."""
-
-
-class Phase(enum.Enum):
-    """Where training stands."""
-
-    COLLECTING = "collecting"
-    """There is too little text to begin with."""
-    TRAINING = "training"
-    CONVERGED = "converged"
-    """More training on this text is of no use; new text is watched for drift."""
-
-
-class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the pieces."""
-
-    micro_batch_tokens: int = 256
-    """Tokens between two points where training can stop."""
-    step_tokens: int = 512
-    """Tokens of an optimizer step."""
-    first_tokens: int = 1024
-    """Tokens to learn from before the drafter is built."""
-    evaluation_tokens: tuple[int, int] = (4096, 16384)
-    """Fewest and most tokens trained between two evaluations; in between a quarter of all trained."""
-    held_out_tokens: int = 8192
-    """Held-out tokens that an evaluation reads, from the newest target's samples evenly over time."""
-    depth: int = 4
-    """Draft tokens of the chain that is evaluated."""
 
 
 @dataclass
@@ -64,22 +39,6 @@ class _Evaluation:
     model: DrafterModel
     score: HeldOutScore
     samples: list[Sample]
-
-
-@dataclass(frozen=True)
-class Publication:
-    """Weights that go live."""
-
-    model: DrafterModel
-    """No longer trained; the receiver may keep but not change it."""
-    version: int
-    acceptance: Accepted
-    """Of a greedy chain on held-out text."""
-    num_tokens: int
-    """Trained on so far."""
-    num_steps: int
-    state: dict[str, Any]
-    """What ``Coordinator.resume`` needs; tensors of its own."""
 
 
 class Coordinator:
@@ -108,15 +67,15 @@ class Coordinator:
             state: of an earlier run, to go on with.
         """
         self.buffer = buffer
-        self.inbox: deque[Sample] = deque()
-        """Samples that other threads leave; taken in by ``advance``."""
+        self.inbox = Inbox(buffer.max_bytes // INBOX_SHARE)
+        """Samples that another thread leaves; taken in by ``advance``."""
         self.phase = Phase.COLLECTING
         self.publisher = Publisher()
         self.trainer: Trainer | None = None
         self.last_loss: float | None = None
         self.held_out_length: float | None = None
         """Acceptance length of the last candidate."""
-        self.drafter_version = 0
+        self.drafter_version = 0 if state is None else state["drafter_version"]
         self._build = build
         self._embed = embed
         self._publish = publish
@@ -129,7 +88,6 @@ class Coordinator:
         self._next_evaluation = config.evaluation_tokens[0]
         self._best: dict[str, Any] | None = None
         self._added_at_convergence = 0
-        self._target_version = 0
 
     def advance(self) -> bool:
         """Does one piece of work; returns False if there is none."""
@@ -151,9 +109,8 @@ class Coordinator:
         self.trainer.accumulate(samples)
         return True
 
-    def set_target_version(self, target_version: int) -> None:
-        """Lets training follow a target whose weights changed."""
-        self._target_version = target_version
+    def follow_new_target(self) -> None:
+        """Lets training follow a target whose weights changed; its samples carry the new version."""
         self.abandon()
         self._evaluation = None
         self._go_on()
@@ -206,23 +163,24 @@ class Coordinator:
                 "bytes": buffer.num_bytes,
                 "cap": buffer.max_bytes,
                 "held_out_samples": len(buffer.held_out()),
-                "dropped": dict(buffer.num_dropped),
+                "dropped": {**buffer.num_dropped, "not taken in": self.inbox.num_dropped},
             },
         }
 
     def _take_in(self) -> None:
-        while self.inbox:
-            self.buffer.add(self.inbox.popleft())
+        while (sample := self.inbox.take()) is not None:
+            self.buffer.add(sample)
 
     def _begin(self) -> bool:
         if self.buffer.num_tokens < self._config.first_tokens or not self.buffer.held_out():
             return False
-        self.trainer = self._build(list(self.buffer))
-        self._average = WeightAverage(self.trainer.model)
+        trainer = self._build(list(self.buffer))
+        average = WeightAverage(trainer.model)
         if self._resume_state is not None:
-            state, self._resume_state = self._resume_state, None
-            self._load(state)
-            self.drafter_version = state["drafter_version"]
+            state, self._resume_state = self._resume_state, None  # one that does not fit is tried once
+            trainer.load_state_dict(snapshot(state["trainer"]))
+            average.load_state_dict(state["average"])
+        self.trainer, self._average = trainer, average
         self._next_evaluation = self.trainer.num_tokens + self._config.evaluation_tokens[0]
         self.phase = Phase.TRAINING
         return True
@@ -266,13 +224,10 @@ class Coordinator:
     def _go_live(self, model: DrafterModel, score: HeldOutScore, acceptance: Accepted) -> None:
         assert self.trainer is not None
         self.drafter_version += 1
-        self._live = score
-        self._best = snapshot(self.state_dict())
-        self._publish(
-            Publication(
-                model, self.drafter_version, acceptance, self.trainer.num_tokens, self.trainer.num_steps, self._best
-            )
-        )
+        state = snapshot(self.state_dict())
+        counts = self.trainer.num_tokens, self.trainer.num_steps
+        self._publish(Publication(model, self.drafter_version, acceptance, *counts, state))
+        self._live, self._best = score, state
 
     def _watch(self) -> bool:
         """Looks for a reason to train again: much new text, or text on which the drafter does worse."""
@@ -280,7 +235,7 @@ class Coordinator:
         if new_tokens > RENEWED * self.buffer.num_tokens:
             self._go_on()
             return True
-        samples = self._latest_held_out()
+        samples = latest(self.buffer.held_out(), self._config.held_out_tokens // 4)
         if self._live is None or not samples:
             return False
         missing = self._live.missing(samples)
@@ -306,22 +261,7 @@ class Coordinator:
         self._average.load_state_dict(state["average"])
 
     def _held_out(self) -> list[Sample]:
-        """Returns held-out samples of all times: the latest alone would let the measure follow the mood of the text."""
-        samples = self.buffer.held_out()
-        num_tokens = sum(map(len, samples))
-        stride = -(-num_tokens // self._config.held_out_tokens)
-        return samples[:: -max(1, stride)]
-
-    def _latest_held_out(self) -> list[Sample]:
-        """Returns a quarter as much of what was held out last."""
-        chosen: list[Sample] = []
-        room = self._config.held_out_tokens // 4
-        for sample in reversed(self.buffer.held_out()):
-            if chosen and len(sample) > room:
-                break
-            chosen.append(sample)
-            room -= len(sample)
-        return chosen
+        return spread(self.buffer.held_out(), self._config.held_out_tokens)
 
     def _score(self, model: DrafterModel) -> HeldOutScore:
         return HeldOutScore(model, self._embed, self._config.depth)

@@ -16,6 +16,9 @@ LEAST_DUTY = 0.02
 
 CONTEXT_BUCKET = 512
 
+KINDS = 64
+"""Kinds of steps that are remembered; the oldest goes."""
+
 
 class Governor:
     """Keeps the mean slow-down of decode steps within a bound.
@@ -44,6 +47,8 @@ class Governor:
         """
         key = (num_rows, row_context // CONTEXT_BUCKET)
         if key not in self._steps:
+            if len(self._steps) >= KINDS:
+                del self._steps[next(iter(self._steps))]
             self._steps[key] = (deque(maxlen=WINDOW), deque(maxlen=WINDOW))
         self._steps[key][was_training].append(seconds)
 
@@ -51,7 +56,7 @@ class Governor:
     def slowdown(self) -> float:
         """By how much a step is longer while training runs, as a share; 0 as long as too few were seen."""
         total, weights = 0.0, 0
-        for without, with_training in self._steps.values():
+        for without, with_training in list(self._steps.values()):  # the step path adds kinds meanwhile
             weight = min(len(without), len(with_training))
             if weight >= FEWEST_STEPS:
                 total += weight * (median(with_training) / median(without) - 1.0)

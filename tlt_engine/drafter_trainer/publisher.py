@@ -1,12 +1,9 @@
 """Whether new weights go live: never worse ones, by what the drafter does on text that it was not trained on."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter_trainer.acceptance import Accepted
-from tlt_engine.drafter_trainer.sample import Sample
-from tlt_engine.drafter_trainer.unroll import Embed
 
 FIRST_LENGTH = 1.4
 """Acceptance length a drafter needs before it is used at all."""
@@ -27,36 +24,6 @@ class Verdict(enum.Enum):
     PUBLISH = "publish"
     GO_ON = "go on"
     ROLL_BACK = "roll back"
-
-
-class HeldOutScore:
-    """The acceptance of one set of weights on held-out samples; what was counted of a sample is remembered."""
-
-    def __init__(self, model: DrafterModel, embed: Embed, depth: int) -> None:
-        """Wraps weights that no longer change.
-
-        Args:
-            model: the drafter.
-            embed: the target's embedding.
-            depth: draft tokens of the chain.
-        """
-        self._model = model
-        self._embed = embed
-        self._depth = depth
-        self._of_sample: dict[int, tuple[Sample, Accepted]] = {}
-
-    def missing(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Returns the samples that were not counted yet."""
-        return [sample for sample in samples if id(sample) not in self._of_sample]
-
-    def count(self, sample: Sample) -> None:
-        """Counts one sample: a forward pass over it."""
-        self._of_sample[id(sample)] = (sample, Accepted.count(self._model, sample, self._embed, self._depth))
-
-    def total(self, samples: Sequence[Sample]) -> Accepted:
-        """Returns the sum over samples that were all counted, and forgets all others."""
-        self._of_sample = {id(sample): self._of_sample[id(sample)] for sample in samples}
-        return Accepted.total((accepted for _, accepted in self._of_sample.values()), self._depth)
 
 
 class Publisher:

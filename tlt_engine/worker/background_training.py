@@ -2,34 +2,27 @@
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from transformers.utils import cached_file
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.tokenizers import cached_tokenizer_from_config
 
-from tlt_engine import __version__
 from tlt_engine.config import TltConfig
-from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, save_checkpoint
 from tlt_engine.drafter.config import DrafterConfig
-from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.runtime import DrafterRuntime, PreparedModel
 from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints
-from tlt_engine.drafter_trainer.coordinator import Coordinator, CoordinatorConfig, Publication
+from tlt_engine.drafter_trainer.coordinator import Coordinator
 from tlt_engine.drafter_trainer.governor import Governor
 from tlt_engine.drafter_trainer.idle_gate import IdleGate
-from tlt_engine.drafter_trainer.sample import Sample
+from tlt_engine.drafter_trainer.publication import CoordinatorConfig, Publication
 from tlt_engine.drafter_trainer.sample_buffer import SampleBuffer
-from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
-from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
+from tlt_engine.worker.drafter_origin import DrafterOrigin
 from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
 from tlt_engine.worker.training_thread import TrainingThread
 
@@ -69,12 +62,10 @@ class BackgroundTraining:
             served: the drafter that is served at the start, if one is.
         """
         self.config = config.train
-        self._model_config = vllm_config.model_config
         self._runtime = runtime
-        self._embed = embed
-        self._target = target
-        self._served = served
-        self._identity: TargetIdentity | None = None
+        self._origin = DrafterOrigin(vllm_config.model_config, runtime, target, embed, config.train)
+        self._initial = None if served is None else served.build().float().requires_grad_(False).to(runtime.device)
+        self._holds: set[str] = set()
         self._pending: tuple[PreparedModel, Publication] | None = None
         with torch.device("meta"):
             self._num_weights = sum(weight.numel() for weight in DrafterModel(runtime.config).parameters())
@@ -90,11 +81,11 @@ class BackgroundTraining:
         self._checkpoints = TrainingCheckpoints(self._directory) if self._directory is not None else None
         self.coordinator = Coordinator(
             SampleBuffer(self.config.buffer_bytes),
-            self._build_trainer,
-            self._look_up,
+            lambda samples: self._origin.build_trainer(samples, self._initial),
+            self._origin.look_up,
             self._publish,
             CoordinatorConfig(depth=config.learned.draft_depth),
-            live=served.build().float().requires_grad_(False).to(runtime.device) if served is not None else None,
+            live=self._initial,
             state=self._checkpoints.load() if self._checkpoints is not None else None,
         )
         limits = RecordingLimits(
@@ -103,7 +94,7 @@ class BackgroundTraining:
             span_tokens=SPAN_TOKENS,
             max_running=config.learned.capture_threshold,
         )
-        self.recorder = SampleRecorder(limits, self.coordinator.inbox.append)
+        self.recorder = SampleRecorder(limits, self.coordinator.inbox.put)
         self._thread = TrainingThread(
             self.coordinator.advance,
             self.gate,
@@ -138,13 +129,15 @@ class BackgroundTraining:
         """Lets samples and training follow a target whose weights changed."""
         with self.paused():
             self.recorder.set_target_version(target_version)
-            self.coordinator.set_target_version(target_version)
+            self.coordinator.follow_new_target()
 
     def adopt(self, model: DrafterModel) -> None:
         """Goes on from weights that somebody else published."""
+        model = model.float().requires_grad_(False).to(self._runtime.device)
         with self.paused():
             self._pending = None
-            self.coordinator.adopt(model.float().requires_grad_(False).to(self._runtime.device))
+            self._initial = model
+            self.coordinator.adopt(model)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -152,15 +145,18 @@ class BackgroundTraining:
         with self._thread.paused():
             yield
 
-    def sleep(self) -> None:
-        """Stops training until ``wake_up``, and frees what the step under way holds."""
-        self.gate.hold()
+    def hold(self, reason: str) -> None:
+        """Stops training until the reason is gone, and frees what the step under way holds; twice is as once."""
+        if reason not in self._holds:
+            self._holds.add(reason)
+            self.gate.hold()
         with self._thread.paused():
             self.coordinator.abandon()
 
-    def wake_up(self) -> None:
-        """Ends ``sleep``."""
-        if self.gate.is_held:
+    def release(self, reason: str) -> None:
+        """Ends a ``hold``, if there is one for this reason."""
+        if reason in self._holds:
+            self._holds.remove(reason)
             self.gate.release()
 
     def close(self) -> None:
@@ -176,6 +172,7 @@ class BackgroundTraining:
         return {
             "trainer.weights": (state_bytes if self.coordinator.trainer is not None else 0, state_bytes),
             "trainer.samples": (buffer.num_bytes, buffer.max_bytes),
+            "trainer.inbox": (self.coordinator.inbox.num_bytes(), self.coordinator.inbox.max_bytes),
             "trainer.recording": self.recorder.num_bytes(),
         }
 
@@ -186,6 +183,7 @@ class BackgroundTraining:
             **self.coordinator.status(),
             "mode": self.gate.mode,
             "occupancy": self.gate.occupancy.value,
+            "held_by": sorted(self._holds),
             "is_computing": thread.is_computing,
             "pieces": thread.num_pieces,
             "trained_seconds": thread.trained_seconds,
@@ -221,7 +219,7 @@ class BackgroundTraining:
         """Makes the weights ready on the trainer's thread; the next step takes them."""
         self._pending = self._runtime.prepare(copy.deepcopy(publication.model)), publication
         if self._checkpoints is not None:
-            provenance = self._provenance(publication)
+            provenance = self._origin.provenance(publication)
             self._checkpoints.save(
                 publication.version, publication.state, also=lambda: self._keep(publication.model, provenance)
             )
@@ -229,60 +227,6 @@ class BackgroundTraining:
     def _keep(self, model: DrafterModel, provenance: Provenance) -> None:
         assert self._directory is not None
         save_checkpoint(self._directory, model, provenance)
-
-    def _build_trainer(self, samples: Sequence[Sample]) -> Trainer:
-        """Makes the drafter that is trained: the served one, or a new one with first weights of the target."""
-        if self._served is not None:
-            model = self._served.build().float()
-        else:
-            model = DrafterModel(self._runtime.config)
-            config = model.config
-            model.set_draft_vocabulary(choose_draft_vocabulary(samples, config.draft_vocab_size, config.vocab_size))
-            self._initialise(model)
-        model = model.to(self._runtime.device).requires_grad_(True)
-        settings = TrainerConfig(learning_rate=self.config.learning_rate)
-        return Trainer(model, self._look_up, self._predict, settings)
-
-    def _initialise(self, model: DrafterModel) -> None:
-        """Takes first weights from the target's files; at random where they cannot be read."""
-        name = self._model_config.model
-        try:
-            folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json"))).parent
-            weights = TargetWeights(folder)
-        except (OSError, ValueError) as error:
-            logger.warning("The drafter starts from random weights, the target's files cannot be read: %s", error)
-            model.lm_head.weight.data.copy_(self._head()[model.draft_vocabulary.to(self._head().device)])
-            return
-        initialise(model, weights, self._model_config.hf_text_config.num_hidden_layers, "last_layer", self.config.seed)
-
-    def _provenance(self, publication: Publication) -> Provenance:
-        if self._identity is None:
-            config = self._model_config
-            tokenizer = None if config.skip_tokenizer_init else cached_tokenizer_from_config(config)
-            vocabulary = publication.model.draft_vocabulary
-            self._identity = TargetIdentity.of(config.model, config.hf_text_config, tokenizer, vocabulary)
-        return Provenance(
-            target=self._identity,
-            recipe="eagle3",
-            num_tokens_seen=publication.num_tokens,
-            num_steps=publication.num_steps,
-            held_out="responses that were served and not trained on",
-            held_out_acceptance_rates=publication.acceptance.rates,
-            engine_version=__version__,
-        )
-
-    def _look_up(self, token_ids: Tensor) -> Tensor:
-        embeddings: Tensor = self._embed(token_ids)
-        return embeddings.float()
-
-    def _predict(self, final_hidden: Tensor) -> Tensor:
-        """Returns the target's logits; its head is a reference, read while it also serves."""
-        head = self._head()
-        return F.linear(final_hidden.to(head.dtype), head)
-
-    def _head(self) -> Tensor:
-        weight: Tensor = self._target.lm_head.weight
-        return weight[: self._model_config.get_vocab_size()]
 
 
 def checkpoint_directory(config: TltConfig, vllm_config: VllmConfig) -> Path | None:

@@ -109,8 +109,6 @@ class TreeRunnerMixin(StockRunner):
             self.drafter.finish(req_id, finish_reason(self.requests.get(req_id), self.max_model_len))
             self.tlt_trees.forget(req_id)
             self._tlt_seeds.forget(req_id)
-            if self.drafter.recorder is not None:
-                self.drafter.recorder.finish(req_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._tlt_seeds.add(request.req_id, request.sampling_params)
         corrections = super()._update_states(scheduler_output)
@@ -215,8 +213,7 @@ class TreeRunnerMixin(StockRunner):
             )
         for req_id, tree in zip(self.input_batch.req_ids, trees, strict=True):
             self.tlt_trees.put(req_id, tree)
-        if self.drafter.training is not None:
-            self.drafter.training.end_step(self._tlt_decoded)
+        self.drafter.end_step(self._tlt_decoded)
         return [tree.token_ids for tree in trees]
 
     def _propose_trees(self, sampled_token_ids: list[list[int]]) -> list[DraftTree]:

@@ -1,33 +1,29 @@
 """From running requests to the draft trees of the next step; a drafter that fails costs drafts, never a token."""
 
 import copy
-import importlib
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
-from tlt_engine.drafter.checkpoint import FILE_NAME, Checkpoint, check_tensors, load_checkpoint
+from tlt_engine.drafter.checkpoint import check_tensors
 from tlt_engine.drafter.config import DrafterConfig, default_aux_layer_ids
-from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.grafted import GraftedDrafter
 from tlt_engine.drafter.learned import LearnedDrafter
 from tlt_engine.drafter.model import DrafterModel
-from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
+from tlt_engine.drafter.runtime import DrafterRuntime
 from tlt_engine.spec.draft_gate import ChoiceBias, DraftGate
 from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree
-from tlt_engine.worker.background_training import BackgroundTraining, checkpoint_directory, training_refusal
+from tlt_engine.worker.background_training import BackgroundTraining, training_refusal
+from tlt_engine.worker.drafter_factory import build_drafter, build_runtime, read_checkpoint
 from tlt_engine.worker.feature_tap import CommittedRows, FeatureTap
-from tlt_engine.worker.platform_support import load_fitting_drafter
 from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
 from tlt_engine.worker.shared_embedding import SharedEmbedding
 from tlt_engine.worker.weight_receiver import WeightReceiver
@@ -60,7 +56,7 @@ class TltProposer:
         self._gate = DraftGate()
         self._bias = ChoiceBias()
         self._vllm_config = vllm_config
-        self._checkpoint = self._read_checkpoint()
+        self._checkpoint = read_checkpoint(self.config, vllm_config, is_trained=self.training_refusal is None)
         self._drafter_config = self._checkpoint.config if self._checkpoint is not None else None
         if self._drafter_config is None and self.training_refusal is None:
             self._drafter_config = DrafterConfig.from_target(vllm_config.model_config.hf_text_config)
@@ -94,23 +90,10 @@ class TltProposer:
         """Builds what needs the target: the learned drafter shares its embedding. The runner calls it once."""
         if self._drafter_config is None:
             return
-        model_config, settings = self._vllm_config.model_config, self.config.learned
-        config = self._drafter_config
-        num_slots = min(self._vllm_config.scheduler_config.max_num_seqs, settings.capture_threshold)
-        ring = FeatureRing(
-            num_slots,
-            config.window,
-            len(config.aux_layer_ids) * config.target_hidden_size,
-            dtype=model_config.dtype,
-            device=self._vllm_config.device_config.device,
-        )
-        self._takers.append(FeatureTap(ring, settings.capture_threshold))
-        # On a CPU the native ops take float32, whatever the target's dtype; matrices have a precision of their own.
-        dtype = torch.float32 if ring.device.type == "cpu" else model_config.dtype
-        min_reach = settings.min_reach if ring.device.type == "cpu" else 0.0
-        shape = TreeShape(settings.draft_depth, settings.top_k, min_reach)
+        settings = self.config.learned
         self._embedding = SharedEmbedding(target_model)
-        self._runtime = DrafterRuntime(config, self._embedding, ring, num_slots, shape, dtype, settings.precision)
+        self._runtime, ring = build_runtime(settings, self._vllm_config, self._drafter_config, self._embedding)
+        self._takers.append(FeatureTap(ring, settings.capture_threshold))
         if self._checkpoint is not None:
             self._runtime.use(self._checkpoint.build())
         learned = LearnedDrafter(self._runtime, ring)
@@ -238,8 +221,15 @@ class TltProposer:
         self._tell("observe", req_id, tree, accepted_nodes)
 
     def finish(self, req_id: str, reason: FinishReason) -> None:
-        """Tells the drafter that a request will not come back."""
+        """Tells the drafter and the recorder that a request will not come back; the runner still has its state."""
         self._tell("finish", req_id, reason)
+        if self.recorder is not None:
+            self._guard("recorder.finish", self.recorder.finish, req_id)
+
+    def end_step(self, decoded: tuple[int, int] | None) -> None:
+        """Tells the trainer what the step took; see ``BackgroundTraining.end_step``."""
+        if self.training is not None:
+            self._guard("end_step", self.training.end_step, decoded)
 
     def set_target_version(self, target_version: int) -> None:
         """Tells the drafter that the target's weights changed; all ranks call it together."""
@@ -258,26 +248,15 @@ class TltProposer:
             return {**buffers, **self.training.num_bytes()}
         return buffers if self.recorder is None else {**buffers, "recorded_samples": self.recorder.num_bytes()}
 
-    def _read_checkpoint(self) -> Checkpoint | None:
-        """Reads the drafter that is named, or the one that an earlier run left where this one keeps its training."""
-        if self.config.is_learned:
-            return load_checkpoint(Path(self.config.drafter))
-        kept = checkpoint_directory(self.config, self._vllm_config)
-        if self.training_refusal is not None or kept is None or not (kept / FILE_NAME).is_file():
-            return None
-        try:
-            return load_fitting_drafter(kept, self._vllm_config.model_config)
-        except ValueError as error:
-            logger.warning("Training starts anew: %s", error)
-            return None
-
     def _tell(self, method: str, *args: Any) -> None:
-        if self._drafter is None:
-            return
+        if self._drafter is not None:
+            self._guard(method, lambda: getattr(self._drafter, method)(*args))
+
+    def _guard(self, what: str, call: Callable[..., object], *args: Any) -> None:
         try:
-            getattr(self._drafter, method)(*args)
+            call(*args)
         except Exception as error:  # noqa: BLE001 - as in draft()
-            self._fail(method, error)
+            self._fail(what, error)
 
     def _fit(self, tree: DraftTree, request: DraftRequest, is_chain: bool) -> DraftTree:
         problem = tree.problem(self._vocab_size)
@@ -306,21 +285,3 @@ class TltProposer:
                 self._pause_left,
                 error,
             )
-
-
-def build_drafter(config: TltConfig) -> Drafter | None:
-    """Builds a configured drafter that needs nothing of the target.
-
-    Raises:
-        ValueError: the user's own drafter cannot be imported or does not take its arguments.
-    """
-    if config.drafter == "none":
-        return None
-    if config.drafter in ("auto", "ngram"):
-        return PromptLookup(config.prompt_lookup)
-    module_name, _, class_name = config.drafter.partition(":")
-    try:
-        drafter: Drafter = getattr(importlib.import_module(module_name), class_name)(**config.drafter_args)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"speculative_config.drafter: cannot build {config.drafter!r}: {error}") from error
-    return drafter

@@ -24,6 +24,9 @@ MIB = 1 << 20
 
 TRAIN_MODES = ("auto", "on", "off")
 
+SLEEP, UPDATE = "sleep", "weight update"
+"""Why the trainer keeps still."""
+
 
 class TltWorkerMixin(StockWorker):
     """Mixed into stock's workers, before them; public methods are reachable with ``collective_rpc``."""
@@ -60,7 +63,7 @@ class TltWorkerMixin(StockWorker):
     def start_weight_update(self) -> None:
         """Begins an update of the target's weights; the trainer, which reads them, keeps still until it ends."""
         super().start_weight_update()
-        self._sleep_training()
+        self._hold_training(UPDATE)
 
     def start_draft_weight_update(self) -> None:
         """Begins an update of the drafter's weights; those of an earlier one that was not finished are forgotten."""
@@ -78,19 +81,27 @@ class TltWorkerMixin(StockWorker):
         if is_draft:
             self.model_runner.drafter.publish_tensors(self.model_runner.drafter.receiver.take())
         else:
-            self._wake_training()
+            self._release_training(UPDATE)
             self.tlt_target_updated()
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Takes a chunk of weights; one that fails ends the update, so the trainer goes on."""
+        try:
+            super().update_weights(update_info)
+        except BaseException:
+            self._release_training(UPDATE)
+            raise
 
     def sleep(self, *args: Any, **kwargs: Any) -> None:
         """Sleeps; the trainer before, since it reads the target's weights."""
-        self._sleep_training()
+        self._hold_training(SLEEP)
         super().sleep(*args, **kwargs)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Wakes up; the trainer after, once the target's weights are there."""
         super().wake_up(tags)
         if tags is None or "weights" in tags:
-            self._wake_training()
+            self._release_training(SLEEP)
 
     def shutdown(self) -> None:
         """Ends the trainer's thread, then the worker."""
@@ -149,13 +160,13 @@ class TltWorkerMixin(StockWorker):
     def _training_paused(self) -> AbstractContextManager[None]:
         return self._training.paused() if self._training is not None else nullcontext()
 
-    def _sleep_training(self) -> None:
+    def _hold_training(self, reason: str) -> None:
         if self._training is not None:
-            self._training.sleep()
+            self._training.hold(reason)
 
-    def _wake_training(self) -> None:
+    def _release_training(self, reason: str) -> None:
         if self._training is not None:
-            self._training.wake_up()
+            self._training.release(reason)
 
     def tlt_status(self) -> dict[str, Any]:
         """Returns the state that ``/tlt/status`` shows: plain data, counted since the start."""

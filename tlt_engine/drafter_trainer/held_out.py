@@ -1,0 +1,61 @@
+"""Text that is not trained on: which of it is read, and what a drafter is worth on it."""
+
+from collections.abc import Sequence
+
+from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.acceptance import Accepted
+from tlt_engine.drafter_trainer.sample import Sample
+from tlt_engine.drafter_trainer.unroll import Embed
+
+
+def spread(samples: Sequence[Sample], max_tokens: int) -> list[Sample]:
+    """Returns about so many tokens of all times: the latest alone would let the measure follow the mood of the text.
+
+    Args:
+        samples: in the order they came.
+        max_tokens: wanted; all are returned if they are fewer.
+    """
+    stride = max(1, -(-sum(map(len, samples)) // max_tokens))
+    return list(samples[::-stride])
+
+
+def latest(samples: Sequence[Sample], max_tokens: int) -> list[Sample]:
+    """Returns at most so many tokens of the samples that came last, but one sample at least if there is any."""
+    chosen: list[Sample] = []
+    room = max_tokens
+    for sample in reversed(samples):
+        if chosen and len(sample) > room:
+            break
+        chosen.append(sample)
+        room -= len(sample)
+    return chosen
+
+
+class HeldOutScore:
+    """The acceptance of one set of weights on held-out samples; what was counted of a sample is remembered."""
+
+    def __init__(self, model: DrafterModel, embed: Embed, depth: int) -> None:
+        """Wraps weights that no longer change.
+
+        Args:
+            model: the drafter.
+            embed: the target's embedding.
+            depth: draft tokens of the chain.
+        """
+        self._model = model
+        self._embed = embed
+        self._depth = depth
+        self._of_sample: dict[int, tuple[Sample, Accepted]] = {}
+
+    def missing(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Returns the samples that were not counted yet."""
+        return [sample for sample in samples if id(sample) not in self._of_sample]
+
+    def count(self, sample: Sample) -> None:
+        """Counts one sample: a forward pass over it."""
+        self._of_sample[id(sample)] = (sample, Accepted.count(self._model, sample, self._embed, self._depth))
+
+    def total(self, samples: Sequence[Sample]) -> Accepted:
+        """Returns the sum over samples that were all counted, and forgets all others."""
+        self._of_sample = {id(sample): self._of_sample[id(sample)] for sample in samples}
+        return Accepted.total((accepted for _, accepted in self._of_sample.values()), self._depth)
