@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet
 SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build model demo test test-full lint bench bench-learned clean
+.PHONY: help venv build model demo test test-full lint bench bench-learned bench-trainer clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -82,6 +82,12 @@ bench-learned: $(STAMPS)/build $(MODEL)/config.json  ## The same with a trained 
 	$(BIN)/python -m benchmarks.bench_decode --drafter $(DRAFTER) --batch-sizes 1 2 4 --no-oracle
 	$(BIN)/python -m benchmarks.bench_rollout --drafter $(DRAFTER) --engines tlt-off tlt-ngram tlt-learned \
 	    --concurrency 1 --temperature 0.7 --num-prompts 8 --group-size 1 --max-tokens 192
+	$(BIN)/python -m benchmarks.readme_table
+
+bench-trainer: $(STAMPS)/build $(MODEL)/config.json  ## What training brings and costs: DRAFTER=a warmed-up drafter's directory
+	$(BIN)/python -m benchmarks.bench_trainer $(DRAFTER)
+	$(BIN)/python -m benchmarks.bench_adaptation $(DRAFTER) --work build/adaptation
+	$(BIN)/python -m benchmarks.bench_soak
 	$(BIN)/python -m benchmarks.readme_table
 
 clean:  ## Remove what make made, but not the model

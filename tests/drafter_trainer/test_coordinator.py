@@ -151,6 +151,50 @@ def test_weights_that_got_much_worse_are_rolled_back():
     assert length(coordinator._average.model) == pytest.approx(length(bench.published[-1].model), abs=0.05)
 
 
+def test_weights_that_are_no_numbers_are_rolled_back():
+    bench = Bench()
+    bench.feed()
+    bench.run_until(lambda: bench.published)
+    coordinator = bench.coordinator
+    with torch.no_grad():
+        for model in (coordinator.trainer.model, coordinator._average.model):
+            model.fc.weight.fill_(float("nan"))
+    bench.run_until(lambda: coordinator.trainer.model.fc.weight.isfinite().all())
+    assert coordinator._average.model.fc.weight.isfinite().all()
+    published = len(bench.published)
+    bench.run_until(lambda: len(bench.published) > published)
+    fresh = Bench()
+    fresh.feed()
+    fresh.run(10)
+    fresh.coordinator.trainer.model.fc.weight.data.fill_(float("nan"))
+    first = fresh.coordinator.trainer
+    fresh.run_until(lambda: fresh.coordinator.trainer not in (first, None))
+
+
+def test_what_fails_in_the_midst_of_a_step_leaves_nothing_of_it(monkeypatch):
+    bench = Bench()
+    bench.feed()
+    bench.run_until(lambda: bench.coordinator._step_tokens)
+    trainer = bench.coordinator.trainer
+    assert trainer.model.fc.weight.grad is not None
+    monkeypatch.setattr(bench.coordinator.buffer, "draw", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bench.coordinator.advance()
+    assert trainer.model.fc.weight.grad is None
+    assert bench.coordinator._step_tokens == 0
+
+
+def test_weights_that_come_before_the_first_step_are_not_replaced_by_what_was_kept(trained):
+    last = trained.published[-1]
+    bench = Bench(live=last.model, state=snapshot(last.state))
+    given = new_trainer().model.requires_grad_(False)
+    bench.coordinator.adopt(given)
+    bench.build = lambda _: new_trainer()
+    bench.feed()
+    bench.run_until(lambda: bench.coordinator.trainer is not None)
+    assert bench.coordinator.trainer.num_tokens == 0
+
+
 def test_weights_from_outside_are_gone_on_from(trained):
     bench = Bench()
     bench.feed()

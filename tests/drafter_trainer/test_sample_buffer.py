@@ -6,7 +6,7 @@ import pytest
 
 from drafter.small import random_sample
 from tlt_engine.drafter_trainer.sample import PackedBatch, Sample
-from tlt_engine.drafter_trainer.sample_buffer import HELD_OUT_EVERY, HELD_OUT_SHARE, SampleBuffer
+from tlt_engine.drafter_trainer.sample_buffer import HELD_OUT_EVERY, HELD_OUT_SHARE, MOST_SAMPLE_TOKENS, SampleBuffer
 
 
 def sample(name, num_tokens=10, version=0, group=""):
@@ -113,6 +113,25 @@ def test_a_sample_in_which_nothing_is_learnt_is_counted():
         assert not buffer.add(random_sample(num_tokens, num_prompt_tokens=num_prompt_tokens))
     assert buffer.num_dropped["nothing to learn"] == 2
     assert buffer.add(random_sample(5, num_prompt_tokens=5))
+
+
+def test_a_sample_that_training_has_no_memory_for_is_refused():
+    buffer = SampleBuffer(1 << 30)
+    assert not buffer.add(random_sample(MOST_SAMPLE_TOKENS + 1))
+    assert buffer.num_dropped["too long"] == 1
+
+
+def test_a_new_target_is_judged_by_earlier_text_until_it_has_written_enough():
+    buffer = SampleBuffer(1 << 30)
+    held_out = [f"r{number}" for number in range(200) if zlib.crc32(f"r{number}".encode()) % HELD_OUT_EVERY == 0]
+    for name in held_out[:8]:
+        buffer.add(sample(name, 100))
+    buffer.add(sample(learnt_names(1)[0], 100, version=1))
+    buffer.add(sample(held_out[8], 100, version=1))
+    assert {one.target_version for one in buffer.held_out()} == {0, 1}
+    for name in held_out[9:14]:
+        buffer.add(sample(name, 100, version=1))
+    assert {one.target_version for one in buffer.held_out()} == {1}
 
 
 @pytest.mark.parametrize("first_position", [0, 3, 9])

@@ -126,7 +126,7 @@ def test_metrics_follow_the_state():
     assert sample("tlt:training_evaluations_total", outcome="rolled_back") == 1
     assert sample("tlt:training_dropped_samples_total", reason="no room") == 3
     assert sample("tlt:training_phase", phase="converged") == 1
-    assert sample("tlt:training_phase", phase="training") is None
+    assert sample("tlt:training_phase", phase="training") == 0
     assert sample("tlt:training_loss") == 2.5
     metrics.update(STATE | {"training": None, "acceptance_length": None})
     assert all(metric.name.startswith("tlt:") for metric in METRICS)

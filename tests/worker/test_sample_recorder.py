@@ -126,3 +126,41 @@ def test_what_is_recorded_can_be_trained_on(delivers):
     (sample,) = made[1] if delivers else recorder.take_finished()
     assert not sample.features.is_inference()
     assert not sample.token_ids.is_inference()
+
+
+def test_what_a_preempted_request_computes_again_is_not_recorded_again():
+    recorder, delivered = recorder_of({"a": state(40)}, delivers=True, context_tokens=4, span_tokens=8)
+    for first in range(0, 20, 2):
+        take(recorder, "a", first)
+    done = delivered[-1].first_position + len(delivered[-1])
+    for first in range(0, 36, 2):
+        take(recorder, "a", first)
+    recorder.finish("a")
+    assert max(map(len, delivered)) <= 14
+    learnt = []
+    for sample in delivered:
+        batch = PackedBatch.pack([sample])
+        learnt += batch.positions[1:][batch.is_learnt[1:]].tolist()
+    assert done == 20
+    assert sorted(set(learnt)) == list(range(1, 36))
+    assert len(learnt) <= 36 + 2, "only what no sample had yet is learnt from the second time"
+
+
+def test_at_the_cap_the_largest_recording_makes_room():
+    recorder, delivered = recorder_of({name: state(40) for name in "ab"}, delivers=True, max_bytes=6 * ROW_BYTES)
+    take(recorder, "a", 0)
+    take(recorder, "ab", 2)
+    take(recorder, "b", 4)
+    assert [sample.req_id for sample in delivered] == ["a"]
+    assert recorder.num_bytes()[0] == 4 * ROW_BYTES
+
+
+def test_a_session_that_goes_on_with_the_users_words_is_recorded_no_longer():
+    states = {"a": state(12, 3)}
+    recorder, delivered = recorder_of(states, delivers=True)
+    take(recorder, "a", 0)
+    states["a"].prompt_token_ids = list(range(8))
+    take(recorder, "a", 2)
+    recorder.finish("a")
+    assert delivered == []
+    assert recorder.num_bytes()[0] == 0

@@ -39,7 +39,8 @@ class TrainingCheckpoints:
             try:
                 state: dict[str, Any] = torch.load(file, weights_only=True)
             except Exception as error:  # noqa: BLE001 - torch.load raises whatever a damaged file leads to
-                logger.warning("%s is damaged and passed over: %s", file, error)
+                logger.warning("%s is damaged and set aside: %s", file, error)
+                file.replace(file.with_suffix(".damaged"))
                 continue
             return state
         return None

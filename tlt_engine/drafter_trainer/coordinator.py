@@ -28,6 +28,9 @@ INBOX_SHARE = 8
 DRIFT = 0.1
 """Loss of the accepted drafts of a step, as a share, on new text, at which training that had converged starts again."""
 
+FRUITLESS = 20
+"""Steps in a row that could not be applied after which the weights themselves are taken to be spoilt."""
+
 RENEWED = 0.5
 """Share of the buffer that came in since training converged, at which it starts again."""
 
@@ -88,9 +91,18 @@ class Coordinator:
         self._next_evaluation = config.evaluation_tokens[0]
         self._best: dict[str, Any] | None = None
         self._added_at_convergence = 0
+        self._length_at_convergence: float | None = None
+        self._fruitless_steps = 0
 
     def advance(self) -> bool:
-        """Does one piece of work; returns False if there is none."""
+        """Does one piece of work; returns False if there is none. What fails leaves no half of a step behind."""
+        try:
+            return self._advance()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _advance(self) -> bool:
         self._take_in()
         if self._evaluation is not None:
             self._evaluate_piece(self._evaluation)
@@ -123,11 +135,12 @@ class Coordinator:
         """
         self.drafter_version += 1
         self._live = self._score(model)
-        self._evaluation, self._best = None, None
+        self._evaluation, self._best, self._resume_state = None, None, None
         self.abandon()
         if self.trainer is not None:
             self.trainer.model.load_state_dict(model.state_dict())
             self._average = WeightAverage(self.trainer.model)
+            self._best = snapshot(self.state_dict())
         self._go_on()
 
     def abandon(self) -> None:
@@ -181,6 +194,8 @@ class Coordinator:
             trainer.load_state_dict(snapshot(state["trainer"]))
             average.load_state_dict(state["average"])
         self.trainer, self._average = trainer, average
+        if self._live is not None:
+            self._best = snapshot(self.state_dict())
         self._next_evaluation = self.trainer.num_tokens + self._config.evaluation_tokens[0]
         self.phase = Phase.TRAINING
         return True
@@ -189,6 +204,9 @@ class Coordinator:
         assert self._average is not None
         self._step_tokens = 0
         result = trainer.apply()
+        self._fruitless_steps = 0 if result.is_applied else self._fruitless_steps + 1
+        if self._fruitless_steps >= FRUITLESS:
+            self._roll_back()
         if not result.is_applied:
             return
         self.last_loss = result.loss
@@ -213,13 +231,13 @@ class Coordinator:
         verdict = self.publisher.judge(candidate, live)
         if verdict is Verdict.PUBLISH:
             self._go_live(evaluation.model, evaluation.score, candidate)
-        elif verdict is Verdict.ROLL_BACK and self._best is not None and self.trainer is not None:
-            self._load(self._best)
-            self.trainer.restart_schedule()
+        elif verdict is Verdict.ROLL_BACK:
+            self._roll_back()
         if self.publisher.has_converged:
             self.abandon()
             self.phase = Phase.CONVERGED
             self._added_at_convergence = self.buffer.num_tokens_added
+            self._length_at_convergence = None
 
     def _go_live(self, model: DrafterModel, score: HeldOutScore, acceptance: Accepted) -> None:
         assert self.trainer is not None
@@ -242,8 +260,10 @@ class Coordinator:
         if missing:
             self._live.count(missing[0])
             return True
-        expected = self.publisher.live_length or 1.0
-        if self._live.total(samples).length - 1 < (1 - DRIFT) * (expected - 1):
+        length = self._live.total(samples).length
+        if self._length_at_convergence is None:  # of the latest text, which is not that of all times
+            self._length_at_convergence = length
+        if length - 1 < (1 - DRIFT) * (self._length_at_convergence - 1):
             self._go_on()
         return False
 
@@ -254,11 +274,16 @@ class Coordinator:
             self.phase = Phase.TRAINING
             self._next_evaluation = self.trainer.num_tokens + self._config.evaluation_tokens[0]
 
-    def _load(self, state: dict[str, Any]) -> None:
-        assert self.trainer is not None
-        assert self._average is not None
-        self.trainer.load_state_dict(snapshot(state["trainer"]))
-        self._average.load_state_dict(state["average"])
+    def _roll_back(self) -> None:
+        """Goes back to what went live last; a drafter that never did is built anew."""
+        self._fruitless_steps = 0
+        if self._best is None or self.trainer is None or self._average is None:
+            self.trainer = None
+            return
+        self.trainer.load_state_dict(snapshot(self._best["trainer"]))
+        self._average.load_state_dict(self._best["average"])
+        self.trainer.restart_schedule()
+        self._next_evaluation = self.trainer.num_tokens + self._config.evaluation_tokens[0]
 
     def _held_out(self) -> list[Sample]:
         return spread(self.buffer.held_out(), self._config.held_out_tokens)

@@ -17,6 +17,12 @@ HELD_OUT_EVERY = 12
 SHORT_OF_TEXT = 512
 """Tokens to learn from after which something must be held out, whatever the groups are called."""
 
+FEWEST_HELD_OUT_TOKENS = 512
+"""Of the newest target, before earlier ones' text is no longer judged by."""
+
+MOST_SAMPLE_TOKENS = 2048
+"""Longer samples would need more memory in training than they are worth; the recorder leaves spans."""
+
 HELD_OUT_SHARE = 0.125
 """Share of the bytes that held-out samples may have."""
 
@@ -75,8 +81,7 @@ class SampleBuffer:
         self._learnt = _Shelf(max_bytes - held_out_bytes)
         self._held_out = _Shelf(held_out_bytes)
         self._pass: list[_Entry] = []
-        self._learnt_groups: set[int] = set()
-        self._held_out_groups: set[int] = set()
+        self._learnt_groups, self._held_out_groups = _Marks(), _Marks()
 
     def __len__(self) -> int:
         return len(self._learnt.entries)
@@ -112,6 +117,9 @@ class SampleBuffer:
         """
         if sample.num_learnt() < 1:
             self.num_dropped["nothing to learn"] += 1
+            return False
+        if len(sample) > MOST_SAMPLE_TOKENS:
+            self.num_dropped["too long"] += 1
             return False
         is_held_out = self._is_held_out(sample)
         shelf = self._held_out if is_held_out else self._learnt
@@ -152,9 +160,11 @@ class SampleBuffer:
         return [entry.sample for entry in drawn]
 
     def held_out(self) -> list[Sample]:
-        """Returns the held-out samples of the newest target, the latest last; all of them if it has left none yet."""
+        """Returns the held-out samples of the newest target, the latest last; all while those are too few."""
         current = self._held_out.samples_of(self.target_version)
-        return current or [entry.sample for entry in self._held_out.entries]
+        if sum(map(len, current)) >= FEWEST_HELD_OUT_TOKENS:
+            return current
+        return [entry.sample for entry in self._held_out.entries]
 
     def clear(self) -> None:
         """Drops everything."""
@@ -191,6 +201,21 @@ class SampleBuffer:
             filled.append(entry)
             room -= len(entry.sample)
         return current + filled
+
+
+class _Marks:
+    """Remembers numbers in fixed memory; one in millions may be taken for another."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray(1 << 19)
+
+    def add(self, number: int) -> None:
+        place = number % (len(self._bits) * 8)
+        self._bits[place >> 3] |= 1 << (place & 7)
+
+    def __contains__(self, number: int) -> bool:
+        place = number % (len(self._bits) * 8)
+        return bool(self._bits[place >> 3] & (1 << (place & 7)))
 
 
 def _worth(entry: _Entry) -> tuple[int, int, int]:

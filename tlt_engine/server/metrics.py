@@ -1,14 +1,19 @@
 """``tlt:*`` on vLLM's ``/metrics``: what the worker counts, fetched every few seconds."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge
 
+from tlt_engine.drafter_trainer.publication import Phase
+
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 EVERY_S = 5.0
 
@@ -45,7 +50,9 @@ METRICS = (
     _Metric(
         "tlt:training_phase",
         "1 for the phase training is in.",
-        lambda s: {s["training"]["phase"]: 1} if s["training"] else None,
+        lambda s: (
+            {phase.value: int(s["training"]["phase"] == phase.value) for phase in Phase} if s["training"] else None
+        ),
         label="phase",
     ),
     _Metric(
@@ -103,7 +110,10 @@ class Metrics:
     async def follow(self, engine: "EngineClient") -> None:
         """Keeps the metrics fresh for as long as the engine answers."""
         while True:
-            self.update((await engine.collective_rpc("tlt_status"))[0])
+            try:
+                self.update((await engine.collective_rpc("tlt_status"))[0])
+            except Exception as error:  # noqa: BLE001 - an engine that is busy or gone is no reason to end the server
+                logger.debug("The state of the worker could not be fetched: %r", error)
             await asyncio.sleep(EVERY_S)
 
     def update(self, state: State) -> None:
@@ -112,8 +122,6 @@ class Metrics:
             value = metric.read(state)
             if value is None:
                 continue
-            if isinstance(collector, Gauge) and metric.label:
-                collector.clear()
             for label, number in value.items() if metric.label else [("", value)]:
                 child = collector.labels(label) if metric.label else collector
                 if isinstance(child, Gauge):

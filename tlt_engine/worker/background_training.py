@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import TltConfig
-from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, save_checkpoint
+from tlt_engine.drafter.checkpoint import Provenance, save_checkpoint
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.runtime import DrafterRuntime, PreparedModel
@@ -22,7 +22,8 @@ from tlt_engine.drafter_trainer.governor import Governor
 from tlt_engine.drafter_trainer.idle_gate import IdleGate
 from tlt_engine.drafter_trainer.publication import CoordinatorConfig, Publication
 from tlt_engine.drafter_trainer.sample_buffer import SampleBuffer
-from tlt_engine.worker.drafter_origin import DrafterOrigin
+from tlt_engine.spec.step_cost import StepCost
+from tlt_engine.worker.drafter_origin import DrafterOrigin, StartingPoint
 from tlt_engine.worker.sample_recorder import RecordingLimits, SampleRecorder
 from tlt_engine.worker.training_thread import TrainingThread
 
@@ -49,7 +50,8 @@ class BackgroundTraining:
         runtime: DrafterRuntime,
         embed: Any,
         target: Any,
-        served: Checkpoint | None,
+        step_cost: StepCost,
+        served: StartingPoint,
     ) -> None:
         """Starts the thread, which waits for text.
 
@@ -59,13 +61,15 @@ class BackgroundTraining:
             runtime: drafts with what is published.
             embed: the target's embedding.
             target: the target; its head is read where it is.
+            step_cost: what a step is expected to take.
             served: the drafter that is served at the start, if one is.
         """
         self.config = config.train
         self._runtime = runtime
         self._origin = DrafterOrigin(vllm_config.model_config, runtime, target, embed, config.train)
-        self._initial = None if served is None else served.build().float().requires_grad_(False).to(runtime.device)
+        self._initial = served.build(runtime.device)
         self._holds: set[str] = set()
+        self._step_cost = step_cost
         self._pending: tuple[PreparedModel, Publication] | None = None
         with torch.device("meta"):
             self._num_weights = sum(weight.numel() for weight in DrafterModel(runtime.config).parameters())
@@ -86,7 +90,7 @@ class BackgroundTraining:
             self._publish,
             CoordinatorConfig(depth=config.learned.draft_depth),
             live=self._initial,
-            state=self._checkpoints.load() if self._checkpoints is not None else None,
+            state=self._checkpoints.load() if self._checkpoints is not None and served.is_kept else None,
         )
         limits = RecordingLimits(
             max_bytes=int(self.config.buffer_bytes * RECORDING_SHARE),
@@ -117,13 +121,15 @@ class BackgroundTraining:
         """
         seconds = self.gate.end_step()
         if decoded is not None:
-            self.governor.record(*decoded, seconds, self._was_computing or self._thread.is_computing)
+            expected = self._step_cost.predict(*decoded)
+            self.governor.record(seconds / expected, self._was_computing or self._thread.is_computing)
         if self._pending is not None:
             self._swap()
 
     def set_mode(self, mode: str) -> None:
         """Trains when there is time (``auto``), whenever there is something to learn (``on``), or never (``off``)."""
         self.gate.mode = mode
+        self._thread.revive()
 
     def set_target_version(self, target_version: int) -> None:
         """Lets samples and training follow a target whose weights changed."""
@@ -145,13 +151,19 @@ class BackgroundTraining:
         with self._thread.paused():
             yield
 
-    def hold(self, reason: str) -> None:
-        """Stops training until the reason is gone, and frees what the step under way holds; twice is as once."""
-        if reason not in self._holds:
+    def hold(self, reason: str) -> bool:
+        """Stops training until the reason is gone, and frees what the step under way holds.
+
+        Returns:
+            Whether the reason is new; twice is as once.
+        """
+        is_new = reason not in self._holds
+        if is_new:
             self._holds.add(reason)
             self.gate.hold()
         with self._thread.paused():
             self.coordinator.abandon()
+        return is_new
 
     def release(self, reason: str) -> None:
         """Ends a ``hold``, if there is one for this reason."""
@@ -192,6 +204,7 @@ class BackgroundTraining:
             "duty": self.governor.duty,
             "swap_seconds": self.swap_seconds,
             "longest_swap_seconds": self.longest_swap_seconds,
+            "is_alive": thread.is_alive,
             "failures": thread.num_failures,
             "last_error": thread.last_error,
             "checkpoints": {
@@ -233,9 +246,10 @@ def checkpoint_directory(config: TltConfig, vllm_config: VllmConfig) -> Path | N
     """Returns where the training is kept, if it is; replicas each keep their own."""
     if config.train.checkpoint_dir is None:
         return None
-    parallel = vllm_config.parallel_config
+    # Replicas of dense targets are told that they are alone, all but their index.
+    index = vllm_config.parallel_config.data_parallel_index
     directory = Path(config.train.checkpoint_dir)
-    return directory if parallel.data_parallel_size == 1 else directory / f"replica-{parallel.data_parallel_rank}"
+    return directory if index == 0 else directory / f"replica-{index}"
 
 
 def training_refusal(config: TltConfig, vllm_config: VllmConfig) -> str | None:

@@ -8,37 +8,38 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from tlt_engine.config import LearnedConfig, TltConfig
-from tlt_engine.drafter.checkpoint import FILE_NAME, Checkpoint, load_checkpoint
+from tlt_engine.drafter.checkpoint import FILE_NAME, load_checkpoint
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.spec.drafter import Drafter
 from tlt_engine.spec.prompt_lookup import PromptLookup
 from tlt_engine.worker.background_training import checkpoint_directory
+from tlt_engine.worker.drafter_origin import StartingPoint
 from tlt_engine.worker.platform_support import load_fitting_drafter
 from tlt_engine.worker.shared_embedding import SharedEmbedding
 
 logger = init_logger(f"vllm.{__name__}")
 
 
-def read_checkpoint(config: TltConfig, vllm_config: VllmConfig, *, is_trained: bool) -> Checkpoint | None:
-    """Reads the drafter that is named, or the one that an earlier run left where this one keeps its training.
+def read_checkpoint(config: TltConfig, vllm_config: VllmConfig, *, is_trained: bool) -> StartingPoint:
+    """Reads the drafter that an earlier run left where this one keeps its training, or else the one that is named.
 
     Args:
         config: ours.
         vllm_config: of the engine.
         is_trained: whether a drafter is trained in the background.
+
+    Raises:
+        ValueError: the one that is named cannot be read.
     """
-    if config.is_learned:
-        return load_checkpoint(Path(config.drafter))
     kept = checkpoint_directory(config, vllm_config)
-    if not is_trained or kept is None or not (kept / FILE_NAME).is_file():
-        return None
-    try:
-        return load_fitting_drafter(kept, vllm_config.model_config)
-    except ValueError as error:
-        logger.warning("Training starts anew: %s", error)
-        return None
+    if is_trained and kept is not None and (kept / FILE_NAME).is_file():
+        try:
+            return StartingPoint(load_fitting_drafter(kept, vllm_config.model_config), is_kept=True)
+        except ValueError as error:
+            logger.warning("What an earlier run kept is not gone on with: %s", error)
+    return StartingPoint(load_checkpoint(Path(config.drafter)) if config.is_learned else None, is_kept=False)
 
 
 def build_runtime(

@@ -3,9 +3,11 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import cached_file
 from vllm.config import ModelConfig
@@ -14,7 +16,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from tlt_engine import __version__
 from tlt_engine.config import TrainConfig
-from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity
+from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, TargetIdentity
 from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.runtime import DrafterRuntime
@@ -25,6 +27,18 @@ from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
 from tlt_engine.worker.shared_embedding import SharedEmbedding
 
 logger = init_logger(f"vllm.{__name__}")
+
+
+class StartingPoint(NamedTuple):
+    """What is served, and trained on, at the start."""
+
+    checkpoint: Checkpoint | None
+    is_kept: bool
+    """Whether an earlier run left it, whose training is gone on with."""
+
+    def build(self, device: torch.device) -> DrafterModel | None:
+        """Returns the drafter in float32, without gradients."""
+        return None if self.checkpoint is None else self.checkpoint.build().float().requires_grad_(False).to(device)
 
 
 class DrafterOrigin:
@@ -95,12 +109,11 @@ class DrafterOrigin:
         name = self._model_config.model
         try:
             folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json"))).parent
-            weights = TargetWeights(folder)
-        except (OSError, ValueError) as error:
-            logger.warning("The drafter starts from random weights, the target's files cannot be read: %s", error)
+            num_layers = self._model_config.hf_text_config.num_hidden_layers
+            initialise(model, TargetWeights(folder), num_layers, "last_layer", self._config.seed)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:  # quantised targets have other tensors
+            logger.warning("The drafter starts from random weights, the target's cannot be read: %r", error)
             initialise(model, None, 0, "random", self._config.seed)
-            return
-        initialise(model, weights, self._model_config.hf_text_config.num_hidden_layers, "last_layer", self._config.seed)
 
     def _predict(self, final_hidden: Tensor) -> Tensor:
         """Returns the target's logits."""

@@ -69,7 +69,7 @@ class TreeRunnerMixin(StockRunner):
         self._tlt_step: Step | None = None
         self._tlt_sampler = TreeSampler(self.sampler, walk_by_level=self.device.type == "cpu")
         self._tlt_planes: list[list[Tensor]] = []
-        self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_rank << 32))
+        self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_index << 32))
         self._tlt_committed: CommittedRows | None = None
         self._tlt_decoded: tuple[int, int] | None = None
         self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layer_ids)

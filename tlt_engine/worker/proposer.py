@@ -56,8 +56,8 @@ class TltProposer:
         self._gate = DraftGate()
         self._bias = ChoiceBias()
         self._vllm_config = vllm_config
-        self._checkpoint = read_checkpoint(self.config, vllm_config, is_trained=self.training_refusal is None)
-        self._drafter_config = self._checkpoint.config if self._checkpoint is not None else None
+        self._served = read_checkpoint(self.config, vllm_config, is_trained=self.training_refusal is None)
+        self._drafter_config = self._served.checkpoint.config if self._served.checkpoint is not None else None
         if self._drafter_config is None and self.training_refusal is None:
             self._drafter_config = DrafterConfig.from_target(vllm_config.model_config.hf_text_config)
         self._drafter: Drafter | None = build_drafter(self.config) if self._drafter_config is None else None
@@ -94,15 +94,21 @@ class TltProposer:
         self._embedding = SharedEmbedding(target_model)
         self._runtime, ring = build_runtime(settings, self._vllm_config, self._drafter_config, self._embedding)
         self._takers.append(FeatureTap(ring, settings.capture_threshold))
-        if self._checkpoint is not None:
-            self._runtime.use(self._checkpoint.build())
+        if self._served.checkpoint is not None:
+            self._runtime.use(self._served.checkpoint.build())
         learned = LearnedDrafter(self._runtime, ring)
         self._drafter = learned
         if settings.is_grafted:
             self._drafter = GraftedDrafter(learned, PromptLookup(self.config.prompt_lookup))
         if self.training_refusal is None:
             self.training = BackgroundTraining(
-                self._vllm_config, self.config, self._runtime, self._embedding, target_model, self._checkpoint
+                self._vllm_config,
+                self.config,
+                self._runtime,
+                self._embedding,
+                target_model,
+                self.step_cost,
+                self._served,
             )
             self.recorder = self.training.recorder
             self._takers.append(self.recorder)

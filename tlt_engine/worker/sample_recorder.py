@@ -74,34 +74,44 @@ class SampleRecorder:
         self, req_ids: Sequence[str], committed: CommittedRows, aux_hidden: Sequence[Tensor], final_hidden: Tensor
     ) -> None:
         """Keeps one step's rows; the arguments are those of ``FeatureTap.take``."""
-        if self._num_bytes >= self._limits.max_bytes:
+        if self._num_bytes >= self._limits.max_bytes and not self._relieve():
             return
-        kept = [(req, recording) for req, req_id in enumerate(req_ids) if (recording := self._recording(req_id))]
+        kept = []
+        for req, req_id in enumerate(req_ids):
+            recording = self._recording(req_id)
+            if recording is None:
+                continue
+            start = committed.first_positions[req]
+            rows = torch.from_numpy(committed.rows[committed.cu_rows[req] : committed.cu_rows[req + 1]])
+            if self._limits.context_tokens is not None:  # what lies further back is neither learnt nor seen
+                skipped = max(0, recording.num_known - self._limits.context_tokens - start)
+                start, rows = start + skipped, rows[skipped:]
+            if len(rows):
+                kept.append((req_id, recording, start, rows))
         if not kept:
             return
-        rows = torch.from_numpy(committed.rows)
-        if len(kept) < len(req_ids):
-            rows = torch.cat([rows[committed.cu_rows[req] : committed.cu_rows[req + 1]] for req, _ in kept])
+        rows_of_all = torch.cat([rows for *_, rows in kept])
+        num_rows = len(rows_of_all)
         with torch.inference_mode(False):  # what autograd reads later must not be an inference tensor
-            features = torch.empty(len(rows), sum(part.shape[-1] for part in aux_hidden), dtype=final_hidden.dtype)
-            final = torch.empty(len(rows), final_hidden.shape[-1], dtype=final_hidden.dtype)
-        features.copy_(torch.cat([part[rows] for part in aux_hidden], dim=-1))
-        final.copy_(final_hidden[rows])
+            features = torch.empty(num_rows, sum(part.shape[-1] for part in aux_hidden), dtype=final_hidden.dtype)
+            final = torch.empty(num_rows, final_hidden.shape[-1], dtype=final_hidden.dtype)
+        features.copy_(torch.cat([part[rows_of_all] for part in aux_hidden], dim=-1))
+        final.copy_(final_hidden[rows_of_all])
         offset = 0
-        for req, recording in kept:
-            num_rows = committed.cu_rows[req + 1] - committed.cu_rows[req]
-            place = slice(offset, offset + num_rows)
-            offset += num_rows
-            self._extend(recording, committed.first_positions[req], features[place], final[place])
+        for req_id, recording, start, rows in kept:
+            place = slice(offset, offset + len(rows))
+            offset += len(rows)
+            self._extend(recording, start, features[place], final[place])
             if self._limits.span_tokens and recording.end - recording.num_known >= self._limits.span_tokens:
-                self._leave_sample(req_ids[req], recording)
+                self._leave_sample(req_id, recording)
 
     def finish(self, req_id: str) -> None:
         """Makes a sample of a request that left; the runner still has its state."""
-        recording = self._running.pop(req_id, None)
+        recording = self._running.get(req_id)
         if recording is not None:
             self._leave_sample(req_id, recording)
             self._forget(recording)
+        self._running.pop(req_id, None)
 
     def set_target_version(self, target_version: int) -> None:
         """Hands over what the target computed with its earlier weights."""
@@ -135,20 +145,30 @@ class SampleRecorder:
             return None
         return _Recording(len(state.prompt_token_ids), num_known=len(state.prompt_token_ids))
 
+    def _relieve(self) -> bool:
+        """Makes room by handing over the largest recording, which begins anew; False if samples are only kept here."""
+        running = [(req_id, recording) for req_id, recording in self._running.items() if recording is not None]
+        if self._deliver is None or not running:
+            return False
+        req_id, largest = max(running, key=lambda one: one[1].num_bytes())
+        self._leave_sample(req_id, largest)
+        self._forget(largest)
+        return self._num_bytes < self._limits.max_bytes
+
     def _extend(self, recording: _Recording, start: int, features: Tensor, final: Tensor) -> None:
         if recording.pieces and start != recording.end:  # preempted: its tokens are computed again
             self._forget(recording)
-        if self._limits.context_tokens is not None:
-            skipped = max(0, recording.num_prompt_tokens - self._limits.context_tokens - start)
-            start, features, final = start + skipped, features[skipped:], final[skipped:]
-        if len(features):
-            recording.pieces.append((start, features, final))
-            self._num_bytes += features.nbytes + final.nbytes
+        recording.pieces.append((start, features, final))
+        self._num_bytes += features.nbytes + final.nbytes
 
     def _leave_sample(self, req_id: str, recording: _Recording) -> None:
         """Makes a sample of what is there, and keeps its end as the context of what follows."""
         state = self.states.get(req_id)
         if not recording.pieces or state is None:
+            return
+        if len(state.prompt_token_ids) != recording.num_prompt_tokens:  # a session was continued with the user's words
+            self._forget(recording)
+            self._running[req_id] = None
             return
         first = recording.pieces[0][0]
         with torch.inference_mode(False):

@@ -53,11 +53,22 @@ class TrainingThread:
         self._cores = sorted(os.sched_getaffinity(0) | os.sched_getaffinity(os.getppid()))
         self._piece = threading.Lock()
         self._stops = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tlt-trainer", daemon=True)
+        self._thread = self._new_thread()
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs; not after it failed too often."""
+        return self._thread.is_alive()
+
+    def revive(self) -> None:
+        """Starts it again if it gave up."""
+        if not self._thread.is_alive() and not self._stops.is_set():
+            self._thread = self._new_thread()
+            self._thread.start()
 
     def close(self) -> None:
         """Ends the thread after the piece under way; it is left behind if that takes longer than 5 s."""
@@ -74,6 +85,9 @@ class TrainingThread:
                 yield
         finally:
             self._gate.release()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="tlt-trainer", daemon=True)
 
     def _run(self) -> None:
         self._step_back()

@@ -1,6 +1,7 @@
 """What both workers share: RPC methods, the start-up table, and the target's version."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,13 @@ class TltWorkerMixin(StockWorker):
         with self._training_paused():
             result = super().reload_weights(*args, **kwargs)
         self.tlt_target_updated()
+        self._release_training(UPDATE)
         return result
 
     def start_weight_update(self) -> None:
         """Begins an update of the target's weights; the trainer, which reads them, keeps still until it ends."""
-        super().start_weight_update()
-        self._hold_training(UPDATE)
+        with self._training_held(UPDATE):
+            super().start_weight_update()
 
     def start_draft_weight_update(self) -> None:
         """Begins an update of the drafter's weights; those of an earlier one that was not finished are forgotten."""
@@ -81,21 +83,15 @@ class TltWorkerMixin(StockWorker):
         if is_draft:
             self.model_runner.drafter.publish_tensors(self.model_runner.drafter.receiver.take())
         else:
-            self._release_training(UPDATE)
             self.tlt_target_updated()
-
-    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Takes a chunk of weights; one that fails ends the update, so the trainer goes on."""
-        try:
-            super().update_weights(update_info)
-        except BaseException:
             self._release_training(UPDATE)
-            raise
 
-    def sleep(self, *args: Any, **kwargs: Any) -> None:
-        """Sleeps; the trainer before, since it reads the target's weights."""
-        self._hold_training(SLEEP)
-        super().sleep(*args, **kwargs)
+    def sleep(self, level: int = 1) -> None:
+        """Sleeps; the trainer before, since it reads the target's weights, and on a GPU level 2 throws them away."""
+        with self._training_held(SLEEP):
+            super().sleep(level)
+        if level == 2 and self.device.type != "cpu":
+            self._hold_training(UPDATE)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Wakes up; the trainer after, once the target's weights are there."""
@@ -160,9 +156,19 @@ class TltWorkerMixin(StockWorker):
     def _training_paused(self) -> AbstractContextManager[None]:
         return self._training.paused() if self._training is not None else nullcontext()
 
-    def _hold_training(self, reason: str) -> None:
-        if self._training is not None:
-            self._training.hold(reason)
+    def _hold_training(self, reason: str) -> bool:
+        return self._training is not None and self._training.hold(reason)
+
+    @contextmanager
+    def _training_held(self, reason: str) -> Iterator[None]:
+        """Holds the trainer from before the body on; not if the body fails and nothing held it before."""
+        is_new = self._hold_training(reason)
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._release_training(reason)
+            raise
 
     def _release_training(self, reason: str) -> None:
         if self._training is not None:
