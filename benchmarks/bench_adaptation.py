@@ -167,7 +167,8 @@ def drift(run: Runs, result: Result, arguments: argparse.Namespace, kept: Path) 
     stream = {"seed": DRIFT_SEED, "seconds": seconds, "mean_gap_s": arguments.gap}
     at_burst = arguments.drift_burst
     replaced = {"new_target": str(new_target)}
-    train = {"max_running": 4}
+    adapted_folder = run.folder / "adapted_drafter"
+    train = {"max_running": 4, "checkpoint_dir": str(adapted_folder)}
     served = {"drafter": str(kept)}
     adapting = run("adapting", {**served, "train": train}, **stream, **replaced, new_target_at=at_burst)
     num_bursts = 1 + max(one["burst"] for one in adapting["requests"])
@@ -202,8 +203,10 @@ def drift(run: Runs, result: Result, arguments: argparse.Namespace, kept: Path) 
     }
     for name, baseline in (("adapting", "warmed"), ("adapting", "frozen"), ("warmed", "frozen")):
         _row(result, name, "drift, last quarter", late[name], baseline, late[baseline])
-    chains = held_out_chain(str(new_target), {"frozen": kept, "warmed": warmed_folder})
-    _row(result, "frozen", "chain of 4, new target, temperature 0", chains["frozen"], "warmed", chains["warmed"])
+    folders = {"frozen": kept, "adapting": adapted_folder, "warmed": warmed_folder}
+    chains = held_out_chain(str(new_target), folders)
+    for name in ("frozen", "adapting"):
+        _row(result, name, "chain of 4, new target, temperature 0", chains[name], "warmed", chains["warmed"])
     _training_rows(result, "drift", adapting["states"][-1]["training"])
 
 
