@@ -258,6 +258,16 @@ def test_verdicts():
     assert publisher.counts() == {"published": 2, "rolled_back": 1, "not_better": 4}
 
 
+def test_a_drafter_that_is_not_good_enough_yet_has_not_converged():
+    publisher = Publisher()
+    for number in range(3 * PATIENCE):
+        assert publisher.judge(accepted(1.01 + number / 50), None) is Verdict.GO_ON
+        assert not publisher.has_converged
+    for _ in range(PATIENCE):
+        publisher.judge(accepted(1.3), None)
+    assert publisher.has_converged
+
+
 def test_convergence_is_when_nothing_gets_better_for_a_while():
     publisher = Publisher()
     for _ in range(5 * PATIENCE):

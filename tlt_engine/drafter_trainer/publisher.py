@@ -36,6 +36,7 @@ class Publisher:
         self.live_length: float | None = None
         """Acceptance length of what is live at the last evaluation; None if nothing is."""
         self._gain = 0.0
+        self._best_unpublished = 1.0
         self._evaluations_without_gain = 0
 
     @property
@@ -52,7 +53,8 @@ class Publisher:
         """
         live_length = live.length if live is not None else None
         floor = FIRST_LENGTH if live_length is None else live_length
-        self._count_gain(candidate.length - floor)
+        self._count_gain(candidate.length - (self._best_unpublished if live_length is None else live_length))
+        self._best_unpublished = max(self._best_unpublished, candidate.length)
         if candidate.num_positions and candidate.length >= floor:
             self.num_published += 1
             self.live_length = candidate.length
