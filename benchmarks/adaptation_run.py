@@ -18,7 +18,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 STATUS_EVERY_S = 10.0
 
-MOST_BURSTS = 1000
+MOST_BURSTS = 400
+TAIL_REQUESTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class StreamJob:
     num_bursts: int | None = None
     """None for as many as come within ``seconds``."""
     seconds: float = float("inf")
-    burst_size: int = 4
+    burst_size: int = 12
     mean_gap_s: float = 0.0
     """Mean of the exponential time from the end of a burst to the next; 0 leaves no gaps."""
     max_tokens: int = 256
@@ -52,7 +53,9 @@ class Request:
     arrived_s: float
     finished_s: float = 0.0
     num_tokens: int = 0
-    num_steps: int = 0
+    tail_tokens: int = 0
+    """Tokens emitted in decode steps with few requests; the tail is where drafts are made."""
+    tail_steps: int = 0
 
 
 def run(job: StreamJob) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def run(job: StreamJob) -> dict[str, Any]:
         dtype="float32",
         enforce_eager=True,
         max_model_len=1024,
-        max_num_seqs=4 * job.burst_size,
+        max_num_seqs=job.burst_size,
         enable_prefix_caching=False,
         speculative_config=job.speculative_config,
     )
@@ -87,10 +90,13 @@ def run(job: StreamJob) -> dict[str, Any]:
             states.append({"s": now, "burst": next_burst, **llm.collective_rpc("tlt_status")[0]})
             next_status = now + STATUS_EVERY_S
         if engine.has_unfinished_requests():
+            num_live = engine.get_num_unfinished_requests()
             for output in engine.step():
                 request = requests[output.request_id.partition("-")[0]]
-                request.num_steps += 1
-                request.num_tokens = len(output.outputs[0].token_ids)
+                before, request.num_tokens = request.num_tokens, len(output.outputs[0].token_ids)
+                if before and num_live <= TAIL_REQUESTS:
+                    request.tail_tokens += request.num_tokens - before
+                    request.tail_steps += 1
                 if output.finished:
                     request.finished_s = time.perf_counter() - start
                     next_arrival = request.finished_s + (rng.expovariate(1 / job.mean_gap_s) if job.mean_gap_s else 0)
@@ -105,7 +111,7 @@ def run(job: StreamJob) -> dict[str, Any]:
             now = time.perf_counter() - start
         for place in range(job.burst_size):
             number = (job.first_burst + next_burst) * job.burst_size + place
-            temperature = float(number // job.burst_size % 2)
+            temperature = float(number // len(job.tasks.split("+")) % 2)
             params = SamplingParams(temperature=temperature, max_tokens=job.max_tokens, seed=number, detokenize=False)
             engine.add_request(str(number), {"prompt_token_ids": prompts[number]}, params)
             requests[str(number)] = Request(next_burst, temperature, now)

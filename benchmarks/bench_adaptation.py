@@ -1,8 +1,8 @@
 """A drafter that starts from nothing and follows its target: acceptance length over time on one stream of requests.
 
-First a cold start: bursts of requests with gaps, no drafter; against the same requests with look-up alone, and with a
-drafter that was warmed up before. Then drift: the target is replaced by a fine-tuned one; the drafter that goes on
-training against the same one frozen, and against one that was warmed up on the new target.
+First a cold start: bursts of requests, as of a rollout, with gaps, and no drafter; against the same requests with
+look-up alone, and with a drafter that was warmed up before. Then drift: the target is replaced by a fine-tuned one; the
+drafter that goes on training against the same one frozen, and against one that was warmed up on the new target.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Runs:
 
 
 def lengths(requests: Requests, temperature: float | None = None) -> float:
-    """Returns the acceptance length over requests; the first token of each comes with its prompt."""
-    chosen = [one for one in requests if one["num_steps"] > 1 and temperature in (None, one["temperature"])]
-    return sum(one["num_tokens"] - 1 for one in chosen) / max(1, sum(one["num_steps"] - 1 for one in chosen))
+    """Returns the acceptance length in the tails of bursts, where few requests run and drafts are made."""
+    chosen = [one for one in requests if temperature in (None, one["temperature"])]
+    return sum(one["tail_tokens"] for one in chosen) / max(1, sum(one["tail_steps"] for one in chosen))
 
 
 def curve(requests: Requests, minute_of_burst: dict[int, float]) -> list[tuple[float, float]]:
@@ -276,8 +276,8 @@ def main() -> None:
     parser.add_argument("--model", default=str(DEFAULT_MODEL))
     parser.add_argument("--minutes", type=float, default=28.0, help="of the cold start")
     parser.add_argument("--drift-minutes", type=float, default=15.0)
-    parser.add_argument("--gap", type=float, default=5.0, help="mean seconds between two bursts of 4 requests")
-    parser.add_argument("--drift-burst", type=int, default=16, help="when the target is replaced")
+    parser.add_argument("--gap", type=float, default=8.0, help="mean seconds between two bursts of 12 requests")
+    parser.add_argument("--drift-burst", type=int, default=12, help="when the target is replaced")
     parser.add_argument("--fine-tuning-prompts", type=int, default=320)
     parser.add_argument("--warm-up-tokens", type=int, default=60_000)
     parser.add_argument("--work", type=Path, required=True, help="folder of runs; what is there is not run again")
@@ -295,7 +295,7 @@ def main() -> None:
     result = new_result(
         "adaptation",
         "benchmarks.bench_adaptation",
-        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 4, **settings},
+        {"model": model_name(arguments.model), "tasks": TASKS.split("+"), "burst_size": 12, **settings},
     )
     run = Runs(arguments.work, str(Path(arguments.model).resolve()))
     kept = cold_start(run, result, arguments)

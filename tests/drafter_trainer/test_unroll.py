@@ -45,8 +45,21 @@ def test_each_pass_is_a_draft_after_right_drafts(family, window):
 
 def test_validity_ends_with_the_sample_and_starts_with_the_response():
     results = passes_of(small_drafter(), [random_sample(6, num_prompt_tokens=3), random_sample(4, seed=3)], 2)
-    assert results[0].is_valid.tolist() == [False, True, True, True, True, False, True, True, True, False]
-    assert results[1].is_valid.tolist() == [True, True, True, True, False, False, True, True, False, False]
+    assert results[0].starts.tolist() == results[1].starts.tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert results[0].is_valid.tolist() == [False, True, True, True, True, True, True, True]
+    assert results[1].is_valid.tolist() == [True, True, True, True, False, True, True, False]
+
+
+@pytest.mark.parametrize("window", [4, 64])
+def test_where_the_prompt_is_long_the_response_is_read_as_ever(window):
+    model, whole = small_drafter(window=window), random_sample(12)
+    tail = type(whole)(**vars(whole) | {"num_prompt_tokens": 8})
+    for all_rows, few_rows in zip(passes_of(model, [whole], 3), passes_of(model, [tail, whole], 3), strict=True):
+        starts = few_rows.starts[few_rows.starts < len(tail) - 1]
+        assert starts.tolist() == list(range(4, 11))
+        rows = few_rows.is_valid[: len(starts)].nonzero()[:, 0]
+        assert len(rows) >= 4
+        assert torch.allclose(few_rows.hidden[rows], all_rows.hidden[starts[rows]], atol=1e-9)
 
 
 def test_packed_samples_give_the_same_gradient_as_each_alone():
@@ -101,7 +114,7 @@ def test_the_feature_loss_sees_distance():
     passes = passes_of(model, [sample], 1)
     targets = torch.zeros(len(batch), model.config.draft_vocab_size, dtype=torch.float64)
     fused = model.fuse(batch.features)
-    expected = torch.nn.functional.smooth_l1_loss(passes[0].hidden[:8], fused[1:])
+    expected = torch.nn.functional.smooth_l1_loss(passes[0].hidden, fused[1:])
     assert torch.allclose(unrolled_loss(model, passes, targets, batch.features, 0.5), 0.5 * expected)
 
 
@@ -136,4 +149,4 @@ def test_hits_do_not_reach_into_the_next_sample():
     model = small_drafter().float()
     batch = PackedBatch.pack([random_sample(4, seed=1), random_sample(4, seed=2)])
     _, is_whole = chain_hits(model, batch, lambda ids: EMBEDDING[ids].float(), 2)
-    assert is_whole.tolist() == [True, False, False, False, True, False, False, False]
+    assert is_whole.tolist() == [True, False, False, True, False, False]

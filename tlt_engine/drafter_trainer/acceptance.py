@@ -13,7 +13,9 @@ from tlt_engine.drafter_trainer.unroll import Embed, unroll
 
 @torch.no_grad()
 def chain_hits(model: DrafterModel, batch: PackedBatch, embed: Embed, depth: int) -> tuple[Tensor, Tensor]:
-    """Returns whether the drafter's first choice is what the target wrote, from each position and at each depth.
+    """Returns whether the drafter's first choice is what the target wrote, at each depth.
+
+    Counted from the positions that the target's own text follows.
 
     Args:
         model: the drafter.
@@ -22,17 +24,18 @@ def chain_hits(model: DrafterModel, batch: PackedBatch, embed: Embed, depth: int
         depth: draft tokens of the chain.
 
     Returns:
-        ``[T, depth]`` bool hits, and ``[T]`` bool: whether the whole chain lies in the recorded text.
+        ``[R, depth]`` bool hits, and ``[R]`` bool: whether the whole chain lies in the recorded text.
     """
-    hits, is_whole = [], torch.ones(len(batch), dtype=torch.bool, device=batch.token_ids.device)
+    hits, inside = [], []
     vocabulary = model.draft_vocabulary
     for result in unroll(model, batch, embed, depth):
         written = batch.token_ids[(result.target_index + 1).clamp(max=len(batch) - 1)]
         is_inside = (result.target_index + 1 < len(batch)) & result.is_valid
-        is_inside &= batch.sample_of[(result.target_index + 1).clamp(max=len(batch) - 1)] == batch.sample_of
+        next_sample = batch.sample_of[(result.target_index + 1).clamp(max=len(batch) - 1)]
+        is_inside &= next_sample == batch.sample_of[result.starts]
         hits.append((vocabulary[model.logits(result.hidden).argmax(dim=-1)] == written) & is_inside)
-        is_whole &= is_inside
-    return torch.stack(hits, dim=1), is_whole
+        inside.append(is_inside)
+    return torch.stack(hits, dim=1), torch.stack(inside, dim=1).all(dim=1)
 
 
 @dataclass(frozen=True)

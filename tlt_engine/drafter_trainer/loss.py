@@ -12,6 +12,9 @@ from tlt_engine.drafter_trainer.unroll import Pass
 TargetHead = Callable[[Tensor], Tensor]
 """The target's head: final hidden states ``[T, target_hidden]`` to logits ``[T, vocab]``; a reference, no copy."""
 
+CHUNK_ROWS = 64
+"""Rows of the target's logits at a time: with a vocabulary of a hundred thousand they fill a CPU's cache."""
+
 DEPTH_WEIGHT = 0.8
 """Weight of each pass relative to the one before: a deeper token counts only if all before it were right."""
 
@@ -31,8 +34,11 @@ def soft_targets(final_hidden: Tensor, head: TargetHead, draft_vocabulary: Tenso
     Returns:
         ``[T, draft_vocab]`` float32.
     """
-    logits = head(final_hidden).float()
-    return (logits[:, draft_vocabulary] - logits.logsumexp(dim=-1, keepdim=True)).exp()
+    parts = []
+    for rows in final_hidden.split(CHUNK_ROWS):
+        logits = head(rows).float()
+        parts.append((logits[:, draft_vocabulary] - logits.logsumexp(dim=-1, keepdim=True)).exp())
+    return torch.cat(parts)
 
 
 def unrolled_loss(

@@ -167,7 +167,9 @@ class Trainer:
         self._first_step = state.get("first_step", 0)
 
     def _loss(self, batch: PackedBatch) -> Tensor:
-        targets = soft_targets(batch.final_hidden, self._head, self.model.draft_vocabulary)
+        learnt = batch.is_learnt.nonzero()[:, 0]
+        targets = batch.final_hidden.new_zeros(len(batch), self.model.config.draft_vocab_size, dtype=torch.float32)
+        targets[learnt] = soft_targets(batch.final_hidden[learnt], self._head, self.model.draft_vocabulary)
         passes = unroll(self.model, batch, self._embed, self._recipe.num_passes)
         return unrolled_loss(self.model, passes, targets, batch.features, self._recipe.feature_weight)
 

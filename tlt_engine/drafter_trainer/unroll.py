@@ -5,11 +5,12 @@ the output of pass ``k - 1``, the features' keys up to ``i``, and the keys of it
 those that the target wrote, so pass ``k`` is the drafter's answer where all drafts before were right: what training
 needs, and an exact account of how far a greedy chain would be accepted.
 
-Shape suffixes as in ``drafter.model``; S keys.
+Shape suffixes as in ``drafter.model``, T for whatever rows there are; S keys.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,18 +24,22 @@ Embed = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the batch."""
+    """One pass over the batch, from the ``R`` positions where some pass has something to say."""
 
+    starts: Tensor
+    """``[R]`` int64. Index that each row starts from, ascending, the same in all passes."""
     hidden: Tensor
-    """``[T, hidden_size]``. Output of the layer."""
+    """``[R, hidden_size]``. Output of the layer."""
     target_index: Tensor
-    """``[T]`` int64. Index whose next token is predicted; clamped where there is none."""
+    """``[R]`` int64. Index whose next token is predicted; clamped where there is none."""
     is_valid: Tensor
-    """``[T]`` bool. Whether that index lies in the same sample and the target wrote the token after it."""
+    """``[R]`` bool. Whether that index lies in the same sample and the target wrote the token after it."""
 
 
 def unroll(model: DrafterModel, batch: PackedBatch, embed: Embed, num_passes: int) -> Iterator[Pass]:
-    """Runs the drafter ``num_passes`` tokens deep from every position at once.
+    """Runs the drafter ``num_passes`` tokens deep from every position that the target's own text follows.
+
+    Of the others, such as the prompt, nothing is needed but the first pass's keys.
 
     Args:
         model: the drafter.
@@ -47,61 +52,79 @@ def unroll(model: DrafterModel, batch: PackedBatch, embed: Embed, num_passes: in
 
     Source: training-time test of EAGLE-3 (arXiv:2503.01840).
     """
-    attend = _ChainAttention(batch, model.config.window)
-    hidden = model.fuse(batch.features)
     places = torch.arange(len(batch), device=batch.token_ids.device)
-    for depth in range(num_passes):
-        target_index = (places + 1 + depth).clamp(max=len(batch) - 1)
-        is_same = (places + 1 + depth < len(batch)) & (batch.sample_of[target_index] == batch.sample_of)
-        embedding = embed(batch.token_ids[target_index])
-        hidden = model(embedding, hidden, model.rotary(hidden, batch.positions + depth), attend)
-        yield Pass(hidden, target_index, is_same & batch.is_learnt[target_index])
+    targets = [(places + 1 + depth).clamp(max=len(batch) - 1) for depth in range(num_passes)]
+    is_valid = [
+        (places + 1 + depth < len(batch)) & (batch.sample_of[target] == batch.sample_of) & batch.is_learnt[target]
+        for depth, target in enumerate(targets)
+    ]
+    starts = torch.stack(is_valid).any(dim=0).nonzero()[:, 0]
+    attend = _ChainAttention(batch, model.config.window, starts)
+    hidden = model.fuse(batch.features)
+    hidden = model(embed(batch.token_ids[targets[0]]), hidden, model.rotary(hidden, batch.positions), attend, starts)
+    yield Pass(starts, hidden, targets[0][starts], is_valid[0][starts])
+    for depth in range(1, num_passes):
+        target_index = targets[depth][starts]
+        rotary = model.rotary(hidden, batch.positions[starts] + depth)
+        hidden = model(embed(batch.token_ids[target_index]), hidden, rotary, attend)
+        yield Pass(starts, hidden, target_index, is_valid[depth][starts])
 
 
 class _ChainAttention:
     """Attention of all passes: within each sample over the first pass's keys, elementwise over the chain's own."""
 
-    def __init__(self, batch: PackedBatch, window: int) -> None:
-        self._batch = batch
+    def __init__(self, batch: PackedBatch, window: int, starts: Tensor) -> None:
         self._window = window
+        self._starts = starts
+        num_rows = batch.sample_of[starts].bincount(minlength=len(batch.blocks())).tolist()
+        ends = list(accumulate(num_rows))
+        # Samples do not see each other, so each is a product of its own: one over the whole batch would mostly compute
+        # what the mask then hides.
+        rows = [slice(end - count, end) for end, count in zip(ends, num_rows, strict=True)]
+        self._blocks = [(block, row) for block, row in zip(batch.blocks(), rows, strict=True) if row.stop > row.start]
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def __call__(self, query_TNH: Tensor, key_TKH: Tensor, value_TKH: Tensor) -> Tensor:
         groups = query_TNH.shape[1] // key_TKH.shape[1]
+        if not self._keys:
+            query_TNH = query_TNH[self._starts]
         self._keys.append(key_TKH.repeat_interleave(groups, dim=1))
         self._values.append(value_TKH.repeat_interleave(groups, dim=1))
         query_TNH = query_TNH * query_TNH.shape[-1] ** -0.5
-        # Samples do not see each other, so each is a product of its own: one over the whole batch would mostly compute
-        # what the mask then hides.
-        return torch.cat([self._attend(query_TNH, block) for block in self._batch.blocks()])
+        return torch.cat([self._attend(query_TNH[rows], block, rows) for block, rows in self._blocks])
 
-    def _attend(self, query_TNH: Tensor, block: slice) -> Tensor:
-        query_NTH = query_TNH[block].transpose(0, 1)
-        keys, values = ([part[block].transpose(0, 1) for part in parts] for parts in (self._keys, self._values))
-        visible = visible_positions(query_NTH.shape[1], self._window - len(keys) + 1, query_NTH.device)
-        bias = query_NTH.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-        scores = [query_NTH @ keys[0].transpose(1, 2) + bias]
-        scores += [(query_NTH * key).sum(-1, keepdim=True) for key in keys[1:]]
+    def _attend(self, query_TNH: Tensor, block: slice, rows: slice) -> Tensor:
+        query_NTH = query_TNH.transpose(0, 1)
+        key_NSH, value_NSH = (parts[0][block].transpose(0, 1) for parts in (self._keys, self._values))
+        own = [(key[rows].transpose(0, 1), value[rows].transpose(0, 1)) for key, value in self._chain()]
+        window = self._window - len(own)  # deeper tokens stand further on
+        visible_TS = visible_positions(self._starts[rows] - block.start, key_NSH.shape[1], window)
+        bias = query_NTH.new_zeros(visible_TS.shape).masked_fill_(~visible_TS, -torch.inf)
+        scores = [query_NTH @ key_NSH.transpose(1, 2) + bias]
+        scores += [(query_NTH * key).sum(-1, keepdim=True) for key, _ in own]
         weights_NTS = torch.cat(scores, dim=-1).softmax(dim=-1)
-        num_keys = keys[0].shape[1]
-        output_NTH = weights_NTS[..., :num_keys] @ values[0]
-        for place, value in enumerate(values[1:]):
+        num_keys = key_NSH.shape[1]
+        output_NTH = weights_NTS[..., :num_keys] @ value_NSH
+        for place, (_, value) in enumerate(own):
             output_NTH = output_NTH + weights_NTS[..., num_keys + place, None] * value
         return output_NTH.transpose(0, 1)
 
+    def _chain(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields keys and values of the passes after the first, which a row alone sees."""
+        return zip(self._keys[1:], self._values[1:], strict=True)
 
-def visible_positions(num_positions: int, window: int, device: torch.device) -> Tensor:
-    """Returns which positions of a sample each of them sees: not after it, fewer than ``window`` before it.
+
+def visible_positions(places: Tensor, num_positions: int, window: int) -> Tensor:
+    """Returns which positions of a sample are seen from some of them: not after, fewer than ``window`` before.
 
     Args:
+        places: ``[R]`` int64. Positions within the sample that look.
         num_positions: of the sample.
         window: positions that are seen, the own included.
-        device: where the result goes.
 
     Returns:
-        ``[num_positions, num_positions]`` bool.
+        ``[R, num_positions]`` bool.
     """
-    positions = torch.arange(num_positions, device=device)
-    distance = positions[:, None] - positions[None, :]
+    distance = places[:, None] - torch.arange(num_positions, device=places.device)
     return (distance >= 0) & (distance < window)
