@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 KEY = "secret"
 OPTIONS = json.dumps({"admin_routes": True, "train": {"mode": "on", "buffer_bytes": 64 << 20}})
-TRAINS_WITHIN_S = 150
+TRAINS_WITHIN_S = 400
 
 
 def get(address):

@@ -73,7 +73,7 @@ class TrainingObserver:
 
     def _wait_until(self, is_true) -> None:
         """Waits while the engine does nothing, between two steps."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400  # a thread of lowest priority waits for everybody else
         while not is_true():
             assert time.monotonic() < deadline, self._status()
             time.sleep(0.01)

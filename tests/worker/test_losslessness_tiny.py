@@ -126,7 +126,7 @@ def test_ranks_verify_the_same_trees(run_tlt, batches, without_drafts):
 def test_start_up_says_what_will_be_done(run_tlt, batches):
     log = run_tlt([batches[0]]).log
     for fact in (
-        "drafter ngram, up to 15 draft tokens",
+        "drafter auto, up to 15 draft tokens",
         "prompt_lookup.suffix_trees",
         "relative cost by rows: 1: 1.00",
     ):
