@@ -32,6 +32,8 @@ from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
 SEED = 21
 MAX_SEQS = 32
 MICRO_BATCH_SAMPLES = 8
+WAIT_S = 20.0
+"""After a rollout, as for the other engines of a reinforcement learning step."""
 
 
 class Served:
@@ -175,7 +177,7 @@ def busy(served: Served, result: Result, rounds: int, max_tokens: int) -> None:
             stock_step = served.llm.llm_engine.step
 
             def step(stock: Callable[[], Any] = stock_step) -> Any:
-                """Counts pieces from the second step on: within one of the gate's closing."""
+                """Counts pieces that end from the second step on: one at most was under way when the gate closed."""
                 nonlocal before
                 outputs = stock()
                 if before is None:
@@ -199,14 +201,16 @@ def busy(served: Served, result: Result, rounds: int, max_tokens: int) -> None:
             unit="tokens/s",
         )
     )
-    result.rows.append(summarise([pieces], name="auto", case=case, metric="pieces started", unit="", better="lower"))
+    result.rows.append(summarise([pieces], name="auto", case=case, metric="pieces ended", unit="", better="lower"))
 
 
 def idle(served: Served, result: Result, max_tokens: int) -> None:
-    """A rollout with a long tail: the share of the time the gate was open that was trained."""
+    """A rollout, its tail, and the wait that follows: the share of the time the gate was open that was trained."""
     served.switch("auto")
+    served.call("tlt_target_updated")  # training that has converged has no use for idle time
     before = served.training()
     served.generate(range(64, 64 + MAX_SEQS), max_tokens, temperature=1.0)
+    time.sleep(WAIT_S)
     after = served.training()
     trained, available = (after[key] - before[key] for key in ("trained_seconds", "available_seconds"))
     result.rows.append(
