@@ -107,6 +107,19 @@ def test_a_few_prompts_leave_something_held_out_that_was_never_drawn():
     assert not {one.group for one in buffer.held_out()} & drawn
 
 
+def test_a_group_that_was_trained_on_is_not_held_out_later():
+    buffer = SampleBuffer(1 << 30)
+    names = learnt_names(14)
+    for name in names[:13]:
+        buffer.add(sample(name, 40, group=name))
+    assert buffer.held_out() == [], "while there was little text"
+    assert buffer.draw(10_000)
+    buffer.add(sample("again", 40, group=names[0]))
+    assert buffer.held_out() == []
+    buffer.add(sample("new", 40, group=names[13]))
+    assert [one.req_id for one in buffer.held_out()] == ["new"]
+
+
 def test_a_sample_in_which_nothing_is_learnt_is_counted():
     buffer = SampleBuffer(1 << 30)
     for num_tokens, num_prompt_tokens in ((5, 6), (1, 0)):

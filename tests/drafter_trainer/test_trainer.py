@@ -40,6 +40,11 @@ def test_micro_batches_add_up_to_one_step():
         assert torch.allclose(one, other, atol=2e-3)
 
 
+def test_the_gradient_is_a_mean_over_tokens():
+    once, twice = new_trainer(), new_trainer()
+    assert once.step([SAMPLES]).gradient_norm == pytest.approx(twice.step([SAMPLES, SAMPLES]).gradient_norm, rel=1e-4)
+
+
 def test_the_same_seed_and_samples_give_the_same_weights():
     trainers = [new_trainer(), new_trainer()]
     for trainer in trainers:

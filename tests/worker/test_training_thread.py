@@ -69,6 +69,11 @@ def test_it_works_at_the_lowest_priority_with_gradients_and_its_own_threads(star
     assert work.about["policy"] == os.SCHED_IDLE
     assert work.about["grad"]
     assert (torch.get_num_threads(), os.sched_getscheduler(0)) == before, "the engine's threads are left alone"
+    fresh = []
+    other = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert fresh == [before[0]], "and so are those that it starts later"
     assert thread.num_pieces >= 3
     assert thread.trained_seconds > 0
 
@@ -91,6 +96,19 @@ def test_no_piece_starts_once_the_gate_is_closed(started):
     done = work.num_pieces
     time.sleep(0.1)
     assert work.num_pieces <= done + 1, "the one that was about to end"
+    gate.end_step()
+
+
+def test_a_gate_that_closes_while_a_pause_is_waited_for_stays_closed(started):
+    work, gate = Work(seconds=0.0), IdleGate(1)
+    thread = started(work, gate)
+    wait_until(lambda: work.num_pieces > 3)
+    with thread._piece:
+        done = work.num_pieces
+        time.sleep(0.1)  # the thread waits for the lock, having seen the gate open
+        gate.begin_step(2, True)
+    time.sleep(0.1)
+    assert work.num_pieces == done
     gate.end_step()
 
 
