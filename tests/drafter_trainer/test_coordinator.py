@@ -251,11 +251,12 @@ def test_verdicts():
     publisher = Publisher()
     assert publisher.judge(accepted(1.3), None) is Verdict.GO_ON, "a drafter must be worth its time before it drafts"
     assert publisher.judge(Accepted((0,), 0), None) is Verdict.GO_ON, "without held-out text nothing is published"
+    assert publisher.judge(Accepted((0,), 0), Accepted((0,), 0)) is Verdict.GO_ON
     assert publisher.judge(accepted(1.5), None) is Verdict.PUBLISH
     assert publisher.judge(accepted(1.49), accepted(1.5)) is Verdict.GO_ON
     assert publisher.judge(accepted(1.5), accepted(1.5)) is Verdict.PUBLISH
     assert publisher.judge(accepted(1.4), accepted(1.5)) is Verdict.ROLL_BACK
-    assert publisher.counts() == {"published": 2, "rolled_back": 1, "not_better": 4}
+    assert publisher.counts() == {"published": 2, "rolled_back": 1, "not_better": 5}
 
 
 def test_a_drafter_that_is_not_good_enough_yet_has_not_converged():

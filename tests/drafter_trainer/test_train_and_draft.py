@@ -56,3 +56,7 @@ def test_the_average_is_between_what_it_followed():
     for _ in range(int(12 / (1 - DECAY))):
         average.follow(trainer.model)
     assert torch.allclose(average.model.fc.weight, trainer.model.fc.weight, atol=1e-4)
+    before = average.model.fc.weight.clone()
+    trainer.model.fc.weight.data += 1.0
+    average.follow(trainer.model)
+    assert torch.allclose(average.model.fc.weight - before, torch.full_like(before, 1 - DECAY), atol=1e-3)
