@@ -87,7 +87,7 @@ def test_the_first_rank_drafts_for_all(run_tlt, batches, without_drafts, drafter
     """The target's embedding is divided between the ranks; the drafter runs on one of them and needs all of it."""
     two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     settings = {"drafter": drafters[0], "learned": {"is_grafted": False}}
-    alone = run_tlt(batches[:1], **settings)
+    alone = run_tlt(batches[:1], train={"enabled": False}, **settings)
     result = run_tlt(batches[:1], engine={"tensor_parallel_size": 2}, environment=two_ranks, **settings)
     assert_same_tokens(result, without_drafts, batches[:1])
     assert result.status["memory"]["drafter.embedding"]["bytes"] > 0

@@ -153,7 +153,6 @@ class TrainingThread:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         except OSError as error:
             logger.warning("The trainer runs at normal priority: %s", error)
-        torch.set_grad_enabled(True)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             torch.cuda.set_stream(torch.cuda.Stream(self._device, priority=0))  # type: ignore[no-untyped-call]
