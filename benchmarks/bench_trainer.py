@@ -21,7 +21,7 @@ from benchmarks.engines import ENGINE_ENVIRONMENT
 from benchmarks.machine import new_result
 from benchmarks.measure import print_rows
 from benchmarks.options import DEFAULT_MODEL, model_name
-from benchmarks.result import Result, quantile, summarise
+from benchmarks.result import Result, Row, quantile, summarise
 from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter.initialise import TargetWeights
 from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints, write_whole
@@ -163,6 +163,13 @@ def felt(served: Served, result: Result, rounds: int, batch: int, max_tokens: in
         "trained_seconds": trained,
         **{key: training[key] for key in ("slowdown", "duty", "steps", "tokens")},
     }
+
+
+def rate_row(case: str, rates: dict[str, list[float]]) -> Row:
+    """Makes the row of tokens per second with the trainer switched on, against off."""
+    return summarise(
+        rates["auto"], baseline=("off", rates["off"]), name="auto", case=case, metric="tokens_per_s", unit="tokens/s"
+    )
 
 
 def busy(served: Served, result: Result, rounds: int, max_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""First weights of a drafter, taken from its target; which way is best was measured (``benchmarks/results/``)."""
+"""First weights of a drafter, taken from its target; ``benchmarks/bench_training.py`` compares the ways."""
 
 import json
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ DECAY = 0.98
 class WeightAverage:
     """Follows the weights with a memory of ``1 / (1 - DECAY)`` steps, shorter at first.
 
-    It takes the place of a falling learning rate, which needs to know when training ends (``benchmarks/results/``).
+    It takes the place of a falling learning rate, which needs to know when training ends.
 
     Source: Polyak averaging (1992), with the warm-up of Karras et al. (arXiv:2312.02696) in its simplest form.
     """
