@@ -148,16 +148,7 @@ def felt(served: Served, result: Result, rounds: int, batch: int, max_tokens: in
                 unit="ms",
             )
         )
-    result.rows.append(
-        summarise(
-            rates["auto"],
-            baseline=("off", rates["off"]),
-            name="auto",
-            case=case,
-            metric="tokens_per_s",
-            unit="tokens/s",
-        )
-    )
+    result.rows.append(rate_row(case, rates))
     training = served.training()
     result.settings[f"trainer, {case}"] = {
         "trained_seconds": trained,
@@ -198,16 +189,7 @@ def busy(served: Served, result: Result, rounds: int, max_tokens: int) -> None:
                 pieces += served.training()["pieces"] - (before or 0)
             rates[mode].append(sum(tokens for _, tokens in engine_steps) / sum(one for one, _ in engine_steps))
     case = f"full, batch {MAX_SEQS}"
-    result.rows.append(
-        summarise(
-            rates["auto"],
-            baseline=("off", rates["off"]),
-            name="auto",
-            case=case,
-            metric="tokens_per_s",
-            unit="tokens/s",
-        )
-    )
+    result.rows.append(rate_row(case, rates))
     result.rows.append(summarise([pieces], name="auto", case=case, metric="pieces ended", unit="", better="lower"))
 
 
