@@ -43,7 +43,7 @@ def test_what_was_saved_comes_back(directory):
 
 def test_a_write_that_fails_leaves_the_old_file(directory, monkeypatch):
     before = (directory / FILE_NAME).read_bytes()
-    monkeypatch.setattr("tlt_engine.drafter.checkpoint.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("tlt_engine.drafter.whole_file.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     model = small_drafter(seed=9).float()
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(directory, model, provenance(model))

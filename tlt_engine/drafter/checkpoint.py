@@ -5,8 +5,6 @@ for the target is refused by name: a wrong drafter would serve correctly and slo
 """
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.whole_file import write_whole
 
 FILE_NAME = "drafter.safetensors"
 FORMAT = "tlt-engine-drafter-1"
@@ -112,7 +111,6 @@ def save_checkpoint(directory: Path, model: DrafterModel, provenance: Provenance
     Raises:
         OSError: it cannot be written; what was there before is intact.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     metadata = {
         "format": FORMAT,
@@ -120,15 +118,8 @@ def save_checkpoint(directory: Path, model: DrafterModel, provenance: Provenance
         "provenance": msgspec.json.encode(provenance).decode(),
         "sha256": _checksum(tensors),
     }
-    with tempfile.NamedTemporaryFile(dir=directory, prefix=".drafter-", delete=False) as file:
-        try:
-            file.write(save(tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(directory / FILE_NAME)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    contents = save(tensors, metadata)
+    write_whole(directory / FILE_NAME, lambda file: file.write(contents))
     return directory / FILE_NAME
 
 

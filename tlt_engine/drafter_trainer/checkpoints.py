@@ -4,14 +4,14 @@ What cannot be written costs a warning, never a step.
 """
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tlt_engine.drafter.whole_file import sweep, write_whole
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -33,8 +33,7 @@ class TrainingCheckpoints:
 
     def load(self) -> dict[str, Any] | None:
         """Returns the newest state that is whole, or None; sweeps up what a killed writer left."""
-        for partial in self._directory.glob(".training-*"):
-            partial.unlink(missing_ok=True)
+        sweep(self._directory)
         for file in sorted(self._directory.glob(PATTERN), reverse=True):
             try:
                 state: dict[str, Any] = torch.load(file, weights_only=True)
@@ -67,10 +66,9 @@ class TrainingCheckpoints:
 
     def _write(self, number: int, state: dict[str, Any], also: Callable[[], object] | None) -> None:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             if also is not None:
                 also()
-            write_whole(self._directory / f"training-{number:08d}.pt", state)
+            write_whole(self._directory / f"training-{number:08d}.pt", lambda file: torch.save(state, file))
             for file in sorted(self._directory.glob(PATTERN), reverse=True)[KEEP:]:
                 file.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
@@ -79,20 +77,3 @@ class TrainingCheckpoints:
                 logger.warning("Training cannot be kept in %s, it goes on without: %s", self._directory, error)
             return
         self.num_written += 1
-
-
-def write_whole(file: Path, state: dict[str, Any]) -> None:
-    """Writes a state so that a reader sees the old file or the new one, never a part.
-
-    Raises:
-        OSError: it cannot be written; what was there before is intact.
-    """
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".training-", delete=False) as partial:
-        try:
-            torch.save(state, partial)
-            partial.flush()
-            os.fsync(partial.fileno())
-            Path(partial.name).replace(file)
-        except BaseException:
-            Path(partial.name).unlink(missing_ok=True)
-            raise
