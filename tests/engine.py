@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,19 @@ def run_engine(job: EngineJob) -> EngineResult:
     Raises:
         RuntimeError: the engine failed; the text is the end of its log.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        result_path, log_path = Path(folder) / "result.json", Path(folder) / "log"
+        with started_engine(job, result_path, log_path) as process:
+            process.wait(timeout=600)
+        log = log_path.read_text()
+        if process.returncode or not result_path.exists():
+            raise RuntimeError(log[-6000:])
+        return EngineResult(**json.loads(result_path.read_text()), log=log)
+
+
+@contextmanager
+def started_engine(job: EngineJob, result_path: Path, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts ``job`` in a fresh process and yields the process; kills it if it still runs afterwards."""
     environment = {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -68,18 +83,13 @@ def run_engine(job: EngineJob) -> EngineResult:
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)]),
         **job.environment,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        result_path = Path(folder) / "result.json"
-        process = subprocess.run(
-            [sys.executable, str(TESTS / "engine_child.py"), str(result_path)],
-            input=json.dumps(asdict(job)),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            check=False,
-            timeout=600,
-        )
-        if process.returncode or not result_path.exists():
-            raise RuntimeError(process.stdout[-6000:])
-        return EngineResult(**json.loads(result_path.read_text()), log=process.stdout)
+    job_path = result_path.with_suffix(".job")
+    job_path.write_text(json.dumps(asdict(job)))
+    command = [sys.executable, str(TESTS / "engine_child.py"), str(result_path)]
+    with job_path.open() as given, log_path.open("w") as log:
+        process = subprocess.Popen(command, stdin=given, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()

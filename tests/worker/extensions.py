@@ -4,9 +4,11 @@ import hashlib
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tlt_engine.drafter.checkpoint import load_checkpoint
+from tlt_engine.drafter_trainer.publisher import Verdict
 
 
 class Spoiler:
@@ -58,6 +60,13 @@ class TrainingObserver:
         """Lets the gate judge by what is trained on: of random text nothing holds for other text."""
         coordinator = self.model_runner.drafter.training.coordinator
         coordinator._held_out = lambda: [entry.sample for entry in coordinator.buffer._learnt.entries[:8]]
+
+    def publish_every_step(self) -> None:
+        """Lets every optimizer step go live and be kept."""
+        coordinator = self.model_runner.drafter.training.coordinator
+        sizes = {"step_tokens": 64, "first_tokens": 64, "evaluation_tokens": (1, 1), "held_out_tokens": 64}
+        coordinator._config = msgspec.structs.replace(coordinator._config, **sizes)
+        coordinator.publisher.judge = lambda *_: Verdict.PUBLISH
 
     def break_training(self) -> None:
         """Lets whatever the trainer does next fail, and waits for that."""

@@ -1,0 +1,52 @@
+"""An engine that is killed while it trains and keeps leaves what the next one goes on with."""
+
+import random
+import time
+
+import pytest
+
+from engine import EngineJob, run_engine, started_engine
+from tlt_engine.drafter.checkpoint import load_checkpoint
+from tlt_engine.drafter.whole_file import PREFIX
+from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints
+from worker.cases import TINY_ENGINE
+
+KEPT_WITHIN_S = 300
+
+
+def newest_state(folder):
+    """Version and number of steps of what is kept, if anything is; the drafter beside it must be whole as well."""
+    state = TrainingCheckpoints(folder).load()
+    assert not list(folder.glob("*.damaged"))
+    if (folder / "drafter.safetensors").exists():
+        load_checkpoint(folder)
+    return (0, 0) if state is None else (state["drafter_version"], state["trainer"]["num_steps"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.full)])
+def test_a_killed_engine_leaves_a_whole_training(tiny_llama, batches, tmp_path, num_kills):
+    kept = tmp_path / "kept"
+    settings = {"method": "tlt", "train": {"mode": "on", "checkpoint_dir": str(kept)}}
+    observed = {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.TrainingObserver"}
+    for_ever = [batches[0]] * 2000
+    job = EngineJob(tiny_llama, for_ever, settings, observed, calls=[(0, 1, "publish_every_step", [])])
+    rng = random.Random(11)
+    version = steps = 0
+    for _ in range(num_kills):
+        with started_engine(job, tmp_path / "result", tmp_path / "log") as engine:
+            deadline = time.monotonic() + KEPT_WITHIN_S
+            while not (kept / f"training-{version + 1:08d}.pt").exists():
+                assert engine.poll() is None, (tmp_path / "log").read_text()[-3000:]
+                assert time.monotonic() < deadline, sorted(kept.glob("*"))
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0.0, 1.0))
+            engine.kill()
+        before = version, steps
+        version, steps = newest_state(kept)
+        assert version > before[0]
+        assert steps > before[1], "training went on from what was kept, not from nothing"
+    last = run_engine(EngineJob(tiny_llama, [batches[0]], settings, observed))
+    assert last.status["training"]["checkpoints"]["failed"] == 0
+    assert last.status["sources"]["learned"]["draft_tokens"] > 0, "it drafts with what was kept from the first step on"
+    assert not list(kept.glob(f"{PREFIX}*"))
