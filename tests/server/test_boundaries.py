@@ -55,11 +55,14 @@ def boundary_requests(client, tokenizer):
     """Requests whose response ends at each offset of a run, by name; made with stock's own answers."""
     question = make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 6)[0]
     answer = ask(client, {"prompt": question, "max_tokens": 40}, stream=False)["token_ids"]
+    prompts = make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 40)
+    answers = client.completions.create(
+        model="smol", prompt=prompts, max_tokens=80, temperature=0.0, extra_body={"return_token_ids": True}
+    )
     ending_prompt, ending = next(
-        (prompt, ids)
-        for prompt in make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 40)
-        for ids in [ask(client, {"prompt": prompt, "max_tokens": 120}, stream=False)["token_ids"]]
-        if ids[-1] == tokenizer.eos_token_id
+        (prompt, choice.token_ids)
+        for prompt, choice in zip(prompts, answers.choices, strict=True)
+        if choice.token_ids[-1] == tokenizer.eos_token_id
     )
     requests = {"undisturbed": {"prompt": question, "max_tokens": 40}}
     for offset in OFFSETS:

@@ -75,4 +75,7 @@ def test_training_beside_serving(tmp_path):
         order(address, "on")
         begun = time.monotonic()
     assert time.monotonic() - begun < 20, "a trainer at work does not hold the end up"
-    assert "Traceback" not in log.read_text()
+    # vLLM's front end may log that the engine it has just ended is gone; of the engine itself nothing may fail.
+    engine = [line for line in log.read_text().splitlines() if line.startswith("(EngineCore")]
+    assert any("Memory: trainer" in line for line in engine), "these are not the engine's lines"
+    assert not [line for line in engine if "Traceback" in line]
