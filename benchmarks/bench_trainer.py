@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from benchmarks.options import DEFAULT_MODEL, model_name
 from benchmarks.result import Result, Row, quantile, summarise
 from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter.initialise import TargetWeights
-from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints, write_whole
+from tlt_engine.drafter.whole_file import write_whole
+from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.snapshot import snapshot
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
@@ -175,22 +178,27 @@ def busy(served: Served, result: Result, rounds: int, max_tokens: int) -> None:
             stock_step = served.llm.llm_engine.step
 
             def step(stock: Callable[[], Any] = stock_step) -> Any:
-                """Counts pieces that end from the second step on: one at most was under way when the gate closed."""
+                """Counts what starts from the second step on; the first one closes the gate."""
                 nonlocal before
                 outputs = stock()
                 if before is None:
-                    before = served.training()["pieces"]
+                    before = pieces_started(served.training())
                 return outputs
 
             served.llm.llm_engine.step = step  # type: ignore[method-assign]
             engine_steps = served.generate(range(MAX_SEQS), max_tokens)
             served.llm.llm_engine.step = stock_step  # type: ignore[method-assign]
             if mode == "auto":
-                pieces += served.training()["pieces"] - (before or 0)
+                pieces += max(0, pieces_started(served.training()) - (before or 0))
             rates[mode].append(sum(tokens for _, tokens in engine_steps) / sum(one for one, _ in engine_steps))
     case = f"full, batch {MAX_SEQS}"
     result.rows.append(rate_row(case, rates))
-    result.rows.append(summarise([pieces], name="auto", case=case, metric="pieces ended", unit="", better="lower"))
+    result.rows.append(summarise([pieces], name="auto", case=case, metric="pieces started", unit="", better="lower"))
+
+
+def pieces_started(training: dict[str, Any]) -> int:
+    """Returns the pieces that have ended, and the one under way."""
+    return int(training["pieces"]) + int(training["is_computing"])
 
 
 def idle(served: Served, result: Result, max_tokens: int) -> None:
@@ -234,7 +242,8 @@ def checkpoints(result: Result, trainer: Trainer, target: dict[str, torch.Tensor
             blocked.append(1e3 * (time.perf_counter() - started))
             time.sleep(3.0)  # as after a step or two; the next one finds the writer free
             started = time.perf_counter()
-            write_whole(Path(folder) / "full.pt", {**trainer.state_dict(), "target": target})
+            everything = {**trainer.state_dict(), "target": target}
+            write_whole(Path(folder) / "full.pt", partial(torch.save, everything))
             full.append(1e3 * (time.perf_counter() - started))
         kept.close()
     for name, values, baseline in (("full, waited for", full, None), ("selective, beside", blocked, full)):
@@ -327,7 +336,7 @@ def main() -> None:
     trainer = Trainer(
         load_checkpoint(arguments.drafter).build().float(),
         lambda token_ids: F.embedding(token_ids, embedding),
-        lambda hidden: F.linear(hidden, head),
+        TargetHead(lambda: head),
         TrainerConfig(),
     )
     trainer.step([[samples[0]]])

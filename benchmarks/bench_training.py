@@ -20,6 +20,7 @@ from tlt_engine.config import Precision
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
@@ -52,7 +53,7 @@ class Bench:
         model = DrafterModel(self._config)
         model.set_draft_vocabulary(self._vocabulary)
         initialise(model, self._weights, self._target.num_hidden_layers, first_weights)
-        return Trainer(model, self.embed, lambda hidden: F.linear(hidden, self._head), config)
+        return Trainer(model, self.embed, TargetHead(lambda: self._head), config)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Looks tokens up in the target's embedding."""

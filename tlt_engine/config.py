@@ -60,7 +60,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Mean slow-down of decode steps that is borne while it trains."""
     buffer_bytes: Annotated[int, msgspec.Meta(ge=MIB)] = 1024 * MIB
     """Cap on the samples it learns from."""
-    learning_rate: Annotated[float, msgspec.Meta(gt=0.0)] = 4e-3
+    learning_rate: Annotated[float, msgspec.Meta(gt=0.0)] = 2.5e-3
     checkpoint_dir: str | None = None
     """Where the training is kept, to go on with at the next start; it is also the directory of a trained drafter."""
     seed: int = 0

@@ -3,6 +3,7 @@
 import torch
 
 from drafter.small import VOCAB, random_embedding, small_drafter
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
 
@@ -11,10 +12,6 @@ EMBEDDING = random_embedding().float()
 
 def embed(token_ids):
     return EMBEDDING[token_ids]
-
-
-def head(hidden):
-    return hidden @ EMBEDDING.T
 
 
 def counting_sample(start: int, num_tokens: int = 24, *, by: int = 2, version: int = 0, name: str = "") -> Sample:
@@ -34,4 +31,4 @@ def new_trainer(recipe="eagle3", **settings):
     for parameter in model.parameters():
         parameter.data *= 0.3 if parameter.ndim > 1 else 1.0
     defaults = {"recipe": recipe, "learning_rate": 1e-2, "precision": "float32"}
-    return Trainer(model, embed, head, TrainerConfig(**defaults | settings))
+    return Trainer(model, embed, TargetHead(lambda: EMBEDDING), TrainerConfig(**defaults | settings))

@@ -10,6 +10,7 @@ from drafter_trainer.counting import counting_sample, embed, new_trainer
 from tlt_engine.drafter_trainer.acceptance import chain_acceptance
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import RECIPES
+from tlt_engine.drafter_trainer.unroll import unroll
 from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
 from tlt_engine.drafter_trainer.warmup import epoch, train
 
@@ -109,6 +110,24 @@ def test_a_step_that_is_abandoned_changes_nothing():
     assert all(map(torch.equal, weights_of(other), weights_of(trainer)))
     assert trainer.step([SAMPLES]) == other.step([SAMPLES])
     assert all(map(torch.equal, weights_of(other), weights_of(trainer)))
+
+
+def test_micro_batches_of_a_step_are_unrolled_in_turn(monkeypatch):
+    depths = []
+
+    def noting(model, batch, embed, num_passes):
+        depths.append(num_passes)
+        return unroll(model, batch, embed, num_passes)
+
+    monkeypatch.setattr("tlt_engine.drafter_trainer.trainer.unroll", noting)
+    trainer = new_trainer(num_passes=(3, 1))
+    trainer.step([SAMPLES[:1], SAMPLES[1:2], SAMPLES[:1]])
+    trainer.accumulate(SAMPLES[:1])
+    trainer.abandon()
+    trainer.step([SAMPLES])
+    assert depths == [3, 1, 3, 3, 3], "each step begins with the first depth"
+    new_trainer("hass").step([SAMPLES, SAMPLES])
+    assert depths[5:] == [3, 3]
 
 
 def test_the_rate_warms_up_again_after_a_restart():

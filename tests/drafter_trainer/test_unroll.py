@@ -5,8 +5,9 @@ import torch
 
 from drafter.small import FAMILIES, random_embedding, random_sample, small_drafter
 from reference.drafter import reference_logits
+from tlt_engine.drafter_trainer import loss
 from tlt_engine.drafter_trainer.acceptance import chain_acceptance, chain_hits
-from tlt_engine.drafter_trainer.loss import soft_targets, unrolled_loss
+from tlt_engine.drafter_trainer.loss import TargetHead, unrolled_loss
 from tlt_engine.drafter_trainer.sample import PackedBatch
 from tlt_engine.drafter_trainer.unroll import unroll
 
@@ -17,8 +18,13 @@ def embed(token_ids):
     return EMBEDDING[token_ids]
 
 
-def head(hidden):
-    return hidden @ EMBEDDING.T
+HEAD = TargetHead(lambda: EMBEDDING)
+
+
+def soft_targets(batch, samples, model):
+    targets = torch.zeros(len(batch), model.config.draft_vocab_size, dtype=torch.float64)
+    targets[batch.is_learnt] = torch.cat([HEAD.soft_targets(one, model.draft_vocabulary) for one in samples]).double()
+    return targets
 
 
 def passes_of(model, samples, num_passes):
@@ -69,11 +75,11 @@ def test_packed_samples_give_the_same_gradient_as_each_alone():
         model = small_drafter().requires_grad_(True)
         for batch_samples in batches:
             batch = PackedBatch.pack(batch_samples, torch.float64)
-            targets = soft_targets(batch.final_hidden, head, model.draft_vocabulary).double()
+            targets = soft_targets(batch, batch_samples, model)
             passes = list(unroll(model, batch, embed, 2))
             num_valid = sum(int(result.is_valid.sum()) for result in passes[:1])
-            loss = unrolled_loss(model, passes[:1], targets, batch.features, 0.0)
-            (loss * num_valid).backward()
+            value = unrolled_loss(model, passes[:1], targets, batch.features, 0.0)
+            (value * num_valid).backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     assert torch.allclose(gradient([samples]), gradient([[sample] for sample in samples]), rtol=1e-6, atol=1e-9)
@@ -88,11 +94,27 @@ def test_positions_of_a_sample_that_begins_late_are_its_own():
     assert torch.allclose(packed[:7], both[1][:7], atol=1e-9)  # the last one has no next token
 
 
-def test_soft_targets_leave_out_what_cannot_be_drafted():
-    final, vocabulary = random_sample(5).final_hidden, torch.tensor([0, 3, 7])
-    expected = head(final).softmax(-1)[:, vocabulary].float()
-    assert torch.allclose(soft_targets(final, head, vocabulary), expected)
+@pytest.mark.parametrize("num_prompt_tokens", [0, 1, 4])  # all positions predict what is learnt, so too, the last two
+def test_soft_targets_leave_out_what_cannot_be_drafted(num_prompt_tokens, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_TOKENS", 7)  # the vocabulary in parts, the last one smaller
+    sample, vocabulary = random_sample(5, num_prompt_tokens=num_prompt_tokens), torch.tensor([0, 3, 7])
+    expected = (sample.final_hidden @ EMBEDDING.T).softmax(-1)[:, vocabulary].float()
+    target_head = TargetHead(lambda: EMBEDDING)
+    for _ in range(2):  # found, and remembered
+        found = target_head.soft_targets(sample, vocabulary)
+        assert torch.allclose(found, expected[max(0, num_prompt_tokens - 1) :])
     assert (expected.sum(-1) < 0.9).all(), "the case would not tell"
+
+
+def test_soft_targets_follow_a_head_that_changed():
+    weight, vocabulary, sample = EMBEDDING.clone(), torch.tensor([0, 3, 7]), random_sample(5)
+    target_head = TargetHead(lambda: weight)
+    before = target_head.soft_targets(sample, vocabulary)
+    weight.mul_(0.5)
+    target_head.refresh()
+    expected = (sample.final_hidden @ weight.T).softmax(-1)[:, vocabulary].float()
+    assert torch.allclose(target_head.soft_targets(sample, vocabulary), expected)
+    assert not torch.allclose(before, expected)
 
 
 def test_the_loss_is_least_where_the_drafter_says_what_the_target_says():

@@ -9,6 +9,7 @@ from tlt_engine.drafter.checkpoint import Provenance, TargetIdentity, save_check
 from tlt_engine.drafter.config import DrafterConfig
 from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
 from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
 from tlt_engine.drafter_trainer.warmup import epoch
@@ -29,7 +30,7 @@ def make_drafters(target: str, samples, folder: Path) -> tuple[str, str]:
     trainer = Trainer(
         model,
         lambda token_ids: F.embedding(token_ids, embedding),
-        lambda hidden: F.linear(hidden, head),
+        TargetHead(lambda: head),
         TrainerConfig(learning_rate=3e-3),
     )
     for number in range(TRAINING_PASSES):

@@ -23,6 +23,7 @@ from tlt_engine.drafter.checkpoint import (
 from tlt_engine.drafter.config import DEFAULT_DRAFT_VOCAB_SIZE, DEFAULT_WINDOW, DrafterConfig
 from tlt_engine.drafter.initialise import INITIALISATIONS, TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.drafter_trainer.trainer import RECIPES, Trainer, TrainerConfig
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     trainer = Trainer(
         model,
         lambda token_ids: F.embedding(token_ids, embedding),
-        lambda hidden: F.linear(hidden, head),
+        TargetHead(lambda: head),
         TrainerConfig(recipe=options.recipe, learning_rate=options.learning_rate),
     )
     identity = TargetIdentity.of(options.model, target_config, tokenizer, model.draft_vocabulary)

@@ -124,6 +124,8 @@ class Coordinator:
     def follow_new_target(self) -> None:
         """Lets training follow a target whose weights changed; its samples carry the new version."""
         self.abandon()
+        if self.trainer is not None:
+            self.trainer.follow_new_target()
         self._evaluation = None
         self._go_on()
 

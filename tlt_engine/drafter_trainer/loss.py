@@ -1,44 +1,66 @@
 """What the drafter learns: the target's distribution, as far as the draft vocabulary goes."""
 
 from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.unroll import Pass
 
-TargetHead = Callable[[Tensor], Tensor]
-"""The target's head: final hidden states ``[T, target_hidden]`` to logits ``[T, vocab]``; a reference, no copy."""
-
-CHUNK_ROWS = 64
-"""Rows of the target's logits at a time: with a vocabulary of a hundred thousand they fill a CPU's cache."""
+CHUNK_TOKENS = 4096
+"""Rows of the target's head at a time: a large vocabulary at once would fill a CPU's cache many times over."""
 
 DEPTH_WEIGHT = 0.8
 """Weight of each pass relative to the one before: a deeper token counts only if all before it were right."""
 
 
-@torch.no_grad()
-def soft_targets(final_hidden: Tensor, head: TargetHead, draft_vocabulary: Tensor) -> Tensor:
-    """Returns the target's probabilities of the tokens that can be drafted.
+class TargetHead:
+    """The target's head, read where it is; what was found of a sample is kept while the sample lives."""
 
-    They are not renormalised: where the target means a token that cannot be drafted, there is little to learn, and the
-    position weighs as little.
+    def __init__(self, weight: Callable[[], Tensor]) -> None:
+        """Wraps a head.
 
-    Args:
-        final_hidden: ``[T, target_hidden]`` float.
-        head: the target's.
-        draft_vocabulary: ``[draft_vocab]`` int64. Token ids that can be drafted.
+        Args:
+            weight: returns ``[vocab, target_hidden]``, the tensor in use.
+        """
+        self._weight = weight
+        self._log_normalisers: WeakKeyDictionary[Sample, Tensor] = WeakKeyDictionary()
 
-    Returns:
-        ``[T, draft_vocab]`` float32.
-    """
-    parts = []
-    for rows in final_hidden.split(CHUNK_ROWS):
-        logits = head(rows).float()
-        parts.append((logits[:, draft_vocabulary] - logits.logsumexp(dim=-1, keepdim=True)).exp())
-    return torch.cat(parts)
+    def refresh(self) -> None:
+        """Forgets what was found with weights that are no longer the target's."""
+        self._log_normalisers.clear()
+
+    @torch.no_grad()
+    def soft_targets(self, sample: Sample, draft_vocabulary: Tensor) -> Tensor:
+        """Returns the target's probabilities of the tokens that can be drafted, where they are learnt.
+
+        They are not renormalised: where the target means a token that cannot be drafted, there is little to learn, and
+        the position weighs as little.
+
+        Args:
+            sample: of the target; its last ``sample.num_predictions()`` hidden states are read.
+            draft_vocabulary: ``[draft_vocab]`` int64. Token ids that can be drafted.
+
+        Returns:
+            ``[num_predictions, draft_vocab]`` float32.
+        """
+        weight = self._weight()
+        final_hidden = sample.final_hidden[len(sample) - sample.num_predictions() :].to(weight.device, weight.dtype)
+        log_normaliser = self._log_normalisers.get(sample)
+        if log_normaliser is None:  # the whole vocabulary, which is half the work of a pass over the sample
+            log_normaliser = self._log_normalisers[sample] = _log_normaliser(final_hidden, weight)
+        logits = F.linear(final_hidden, weight[draft_vocabulary]).float()
+        return (logits - log_normaliser[:, None]).exp_()
+
+
+def _log_normaliser(final_hidden: Tensor, weight: Tensor) -> Tensor:
+    """Returns the logarithm of the sum of all tokens' exponentials, ``[T]`` float32."""
+    parts = [F.linear(final_hidden, rows).float().logsumexp(dim=-1) for rows in weight.split(CHUNK_TOKENS)]
+    return torch.stack(parts).logsumexp(dim=0)
 
 
 def unrolled_loss(

@@ -25,8 +25,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     micro_batch_tokens: int = 256
     """Tokens between two points where training can stop."""
-    step_tokens: int = 512
-    """Tokens of an optimizer step."""
+    step_tokens: int = 1024
+    """Tokens of an optimizer step, whose own work is that of some hundred."""
     first_tokens: int = 1024
     """Tokens to learn from before the drafter is built."""
     evaluation_tokens: tuple[int, int] = (4096, 20480)

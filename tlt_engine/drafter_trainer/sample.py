@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
-    """Consecutive tokens of one request with what the target computed at each."""
+    """Consecutive tokens of one request with what the target computed at each; equal to itself only."""
 
     req_id: str
     token_ids: Tensor
@@ -33,6 +33,10 @@ class Sample:
         """Returns how many predictions can be learnt: of a token that the target wrote, after one that is here."""
         first = max(1, self.num_prompt_tokens - 1 - self.first_position)
         return max(0, len(self) - first)
+
+    def num_predictions(self) -> int:
+        """Returns how many of its last positions predict a token that the target wrote, here or after the end."""
+        return min(len(self), max(0, self.first_position + len(self) - (self.num_prompt_tokens - 1)))
 
     def num_bytes(self) -> int:
         """Returns the bytes of its tensors."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from tlt_engine.config import Precision
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.precision import multiply_in
-from tlt_engine.drafter_trainer.loss import TargetHead, soft_targets, unrolled_loss
+from tlt_engine.drafter_trainer.loss import TargetHead, unrolled_loss
 from tlt_engine.drafter_trainer.optimizer import DrafterOptimizer
 from tlt_engine.drafter_trainer.sample import PackedBatch, Sample
 from tlt_engine.drafter_trainer.unroll import Embed, unroll
@@ -40,6 +40,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     recipe: str = "eagle3"
     precision: Precision = "auto"
     """What matrices are multiplied in, the target's head among them; weights and their state are float32."""
+    num_passes: tuple[int, ...] = ()
+    """Passes of the micro-batches of a step, in turn; empty for the recipe's own. Deep passes cost as much as the first
+    and teach less: with some micro-batches shallow, the same time brings a drafter further."""
     learning_rate: float = 4e-3
     warmup_steps: int = 20
     weight_decay: float = 0.01
@@ -82,10 +85,15 @@ class Trainer:
         self._first_step = 0
         self._loss_sum = 0.0
         self._pending_tokens = 0
+        self._num_pending = 0
 
     def decay_over(self, num_steps: int) -> None:
         """Lets the learning rate fall to a tenth along a cosine that ends after ``num_steps`` steps in all."""
         self._schedule_length = num_steps
+
+    def follow_new_target(self) -> None:
+        """Learns from a head whose weights changed."""
+        self._head.refresh()
 
     def restart_schedule(self) -> None:
         """Warms the learning rate up anew, for text that is no longer what was learnt."""
@@ -115,13 +123,14 @@ class Trainer:
             return False
         batch = PackedBatch.pack(samples, device=self.model.fc.weight.device)
         with multiply_in(self.config.precision, batch.features.device):
-            loss = self._loss(batch) * len(batch)
+            loss = self._loss(batch, samples) * len(batch)
         if not math.isfinite(loss.item()):
             self.num_skipped["loss not finite"] += 1
             return False
         loss.backward()
         self._loss_sum += loss.item()
         self._pending_tokens += len(batch)
+        self._num_pending += 1
         return True
 
     def apply(self) -> StepResult:
@@ -146,7 +155,7 @@ class Trainer:
     def abandon(self) -> None:
         """Forgets the step under way."""
         self.optimizer.zero_grad()
-        self._loss_sum, self._pending_tokens = 0.0, 0
+        self._loss_sum, self._pending_tokens, self._num_pending = 0.0, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what ``load_state_dict`` needs to go on: weights, optimizer, counts."""
@@ -166,11 +175,12 @@ class Trainer:
         self.num_steps, self.num_tokens = state["num_steps"], state["num_tokens"]
         self._first_step = state.get("first_step", 0)
 
-    def _loss(self, batch: PackedBatch) -> Tensor:
-        learnt = batch.is_learnt.nonzero()[:, 0]
+    def _loss(self, batch: PackedBatch, samples: Sequence[Sample]) -> Tensor:
         targets = batch.final_hidden.new_zeros(len(batch), self.model.config.draft_vocab_size, dtype=torch.float32)
-        targets[learnt] = soft_targets(batch.final_hidden[learnt], self._head, self.model.draft_vocabulary)
-        passes = unroll(self.model, batch, self._embed, self._recipe.num_passes)
+        vocabulary = self.model.draft_vocabulary
+        targets[batch.is_learnt] = torch.cat([self._head.soft_targets(sample, vocabulary) for sample in samples])
+        depths = self.config.num_passes or (self._recipe.num_passes,)
+        passes = unroll(self.model, batch, self._embed, depths[self._num_pending % len(depths)])
         return unrolled_loss(self.model, passes, targets, batch.features, self._recipe.feature_weight)
 
     def _learning_rate(self) -> float:

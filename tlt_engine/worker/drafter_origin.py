@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import cached_file
@@ -20,6 +19,7 @@ from tlt_engine.drafter.checkpoint import Checkpoint, Provenance, TargetIdentity
 from tlt_engine.drafter.initialise import TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
 from tlt_engine.drafter.runtime import DrafterRuntime
+from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.publication import Publication
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.trainer import Trainer, TrainerConfig
@@ -27,6 +27,10 @@ from tlt_engine.drafter_trainer.vocabulary import choose_draft_vocabulary
 from tlt_engine.worker.shared_embedding import SharedEmbedding
 
 logger = init_logger(f"vllm.{__name__}")
+
+
+PASSES = (4, 2, 1, 2)
+"""Of the micro-batches of a step, in turn."""
 
 
 class StartingPoint(NamedTuple):
@@ -82,8 +86,8 @@ class DrafterOrigin:
             model.set_draft_vocabulary(choose_draft_vocabulary(samples, config.draft_vocab_size, config.vocab_size))
             self._initialise(model)
         model = model.to(self._runtime.device).requires_grad_(True)
-        settings = TrainerConfig(learning_rate=self._config.learning_rate)
-        return Trainer(model, self.look_up, self._predict, settings)
+        settings = TrainerConfig(learning_rate=self._config.learning_rate, num_passes=PASSES)
+        return Trainer(model, self.look_up, TargetHead(self._head_weight), settings)
 
     def look_up(self, token_ids: Tensor) -> Tensor:
         """Returns the target's embeddings ``[T, hidden_size]`` of token ids ``[T]``, in float32."""
@@ -115,7 +119,7 @@ class DrafterOrigin:
             logger.warning("The drafter starts from random weights, the target's cannot be read: %r", error)
             initialise(model, None, 0, "random", self._config.seed)
 
-    def _predict(self, final_hidden: Tensor) -> Tensor:
-        """Returns the target's logits."""
-        head: Tensor = self._target.lm_head.weight[: self._model_config.get_vocab_size()]
-        return F.linear(final_hidden.to(head.dtype), head)
+    def _head_weight(self) -> Tensor:
+        """Returns the target's head as it is now, without padding."""
+        weight: Tensor = self._target.lm_head.weight[: self._model_config.get_vocab_size()]
+        return weight
