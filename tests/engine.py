@@ -1,18 +1,35 @@
 """Runs an engine in a fresh process and returns what it generated: ``run_engine(EngineJob(...))``."""
 
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import engine_child
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
+
+RUN_WITHIN_S = 600
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)]),
+}
+
+IMPORTED_ONCE = ["vllm", "vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "tlt_engine.worker.worker_cpu"]
 
 
 @dataclass(frozen=True)
@@ -63,33 +80,27 @@ def run_engine(job: EngineJob) -> EngineResult:
     with tempfile.TemporaryDirectory() as folder:
         result_path, log_path = Path(folder) / "result.json", Path(folder) / "log"
         with started_engine(job, result_path, log_path) as process:
-            process.wait(timeout=600)
+            process.join(RUN_WITHIN_S)
         log = log_path.read_text()
-        if process.returncode or not result_path.exists():
+        if process.exitcode or not result_path.exists():
             raise RuntimeError(log[-6000:])
         return EngineResult(**json.loads(result_path.read_text()), log=log)
 
 
 @contextmanager
-def started_engine(job: EngineJob, result_path: Path, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started_engine(job: EngineJob, result_path: Path, log_path: Path) -> Iterator[BaseProcess]:
     """Starts ``job`` in a fresh process and yields the process; kills it if it still runs afterwards."""
-    environment = {
-        **os.environ,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(TESTS)]),
-        **job.environment,
-    }
-    job_path = result_path.with_suffix(".job")
-    job_path.write_text(json.dumps(asdict(job)))
-    command = [sys.executable, str(TESTS / "engine_child.py"), str(result_path)]
-    with job_path.open() as given, log_path.open("w") as log:
-        process = subprocess.Popen(command, stdin=given, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    with patch.dict(os.environ, ENVIRONMENT | job.environment):
+        if job.environment:
+            context: BaseContext = multiprocessing.get_context("spawn")
+        else:  # most of a tiny engine's start is imports, which a server of forks has behind it
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(IMPORTED_ONCE)
+        arguments = (json.dumps(asdict(job)), str(result_path), str(log_path))
+        process = context.Process(target=engine_child.main, args=arguments)  # type: ignore[attr-defined]
+        process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()

@@ -1,12 +1,15 @@
 """The child process of ``engine.run_engine``: one in-process engine, stepped by hand."""
 
 import json
-import sys
+import os
 from pathlib import Path
 
 
-def main() -> None:
-    job = json.loads(sys.stdin.read())
+def main(job_text: str, result_path: str, log_path: str) -> None:
+    job = json.loads(job_text)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):  # whatever writes below Python, too
+        os.dup2(log, stream)
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -99,8 +102,4 @@ def main() -> None:
         "free_blocks": [before, free_blocks()],
         "drafts": drafts,
     }
-    Path(sys.argv[1]).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    Path(result_path).write_text(json.dumps(result))
