@@ -1,5 +1,7 @@
 """Text that is not trained on: which of it is read, and what a drafter is worth on it."""
 
+import math
+import zlib
 from collections.abc import Sequence
 
 from tlt_engine.drafter.model import DrafterModel
@@ -13,11 +15,20 @@ def spread(samples: Sequence[Sample], max_tokens: int) -> list[Sample]:
     """Returns about so many tokens of all times: the latest alone would let the measure follow the mood of the text.
 
     Args:
-        samples: in the order they came.
-        max_tokens: wanted; all are returned if they are fewer.
+        samples: held out.
+        max_tokens: wanted; on average half as many or more are returned, all if they are fewer, one sample at least.
+
+    Returns:
+        Mostly the samples of the last call, as long as they are there: what was counted of them need not be again.
     """
-    stride = max(1, -(-sum(map(len, samples)) // max_tokens))
-    return list(samples[::-stride])
+    num_tokens = sum(map(len, samples))
+    one_in = 1 << max(0, math.ceil(math.log2(num_tokens / max_tokens))) if num_tokens else 1
+    return [sample for sample in samples if _number_of(sample) % one_in == 0] or list(samples[:1])
+
+
+def _number_of(sample: Sample) -> int:
+    """Returns a number that has nothing to do with the text, the same each time."""
+    return zlib.crc32(f"{sample.req_id} {sample.first_position}".encode())
 
 
 def latest(samples: Sequence[Sample], max_tokens: int) -> list[Sample]:

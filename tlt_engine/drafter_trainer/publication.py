@@ -29,7 +29,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Tokens of an optimizer step, whose own work is that of some hundred."""
     first_tokens: int = 1024
     """Tokens to learn from before the drafter is built."""
-    evaluation_tokens: tuple[int, int] = (4096, 20480)
+    evaluation_tokens: tuple[int, int] = (4096, 40960)
     """Fewest and most tokens trained between two evaluations; in between a quarter of all trained."""
     held_out_tokens: int = 6144
     """Held-out tokens that an evaluation reads, from the newest target's samples evenly over time."""
