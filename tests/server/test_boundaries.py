@@ -55,7 +55,7 @@ def boundary_requests(client, tokenizer):
     """Requests whose response ends at each offset of a run, by name; made with stock's own answers."""
     question = make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 6)[0]
     answer = ask(client, {"prompt": question, "max_tokens": 40}, stream=False)["token_ids"]
-    prompts = make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 40)
+    prompts = make_prompts(str(tokenizer.name_or_path), MATH_TASKS, 16)
     answers = client.completions.create(
         model="smol", prompt=prompts, max_tokens=80, temperature=0.0, extra_body={"return_token_ids": True}
     )
