@@ -132,7 +132,10 @@ def test_a_new_target_starts_training_again_on_its_own_text():
     bench.feed()
     coordinator = bench.coordinator
     bench.run_until(lambda: coordinator.phase is Phase.CONVERGED)
+    head = coordinator.trainer._head
+    assert len(head._log_normalisers) > 0
     coordinator.follow_new_target()
+    assert len(head._log_normalisers) == 0, "found with a head that is gone"
     assert coordinator.phase is Phase.TRAINING
     bench.feed(60, by=6, version=1)
     bench.run_until(lambda: length(bench.published[-1].model, by=6) > 3.0)
