@@ -51,7 +51,7 @@ class TargetHead:
         weight = self._weight()
         final_hidden = sample.final_hidden[len(sample) - sample.num_predictions() :].to(weight.device, weight.dtype)
         log_normaliser = self._log_normalisers.get(sample)
-        if log_normaliser is None:  # the whole vocabulary, which is half the work of a pass over the sample
+        if log_normaliser is None:  # over the whole vocabulary, so only once
             log_normaliser = self._log_normalisers[sample] = _log_normaliser(final_hidden, weight)
         logits = F.linear(final_hidden, weight[draft_vocabulary]).float()
         return (logits - log_normaliser[:, None]).exp_()

@@ -31,8 +31,7 @@ class Sample:
 
     def num_learnt(self) -> int:
         """Returns how many predictions can be learnt: of a token that the target wrote, after one that is here."""
-        first = max(1, self.num_prompt_tokens - 1 - self.first_position)
-        return max(0, len(self) - first)
+        return max(0, min(len(self) - 1, self.num_predictions()))
 
     def num_predictions(self) -> int:
         """Returns how many of its last positions predict a token that the target wrote, here or after the end."""
@@ -51,8 +50,6 @@ class PackedBatch:
     """``[T]`` int64."""
     features: Tensor
     """``[T, num_aux * target_hidden]`` float."""
-    final_hidden: Tensor
-    """``[T, target_hidden]`` float."""
     positions: Tensor
     """``[T]`` int64. Position in the request."""
     sample_of: Tensor
@@ -76,12 +73,9 @@ class PackedBatch:
         parts = (
             torch.cat([sample.token_ids for sample in samples]),
             torch.cat([sample.features for sample in samples]).to(device).to(dtype),
-            torch.cat([sample.final_hidden for sample in samples]).to(device).to(dtype),
             torch.cat(positions),
             torch.arange(len(samples)).repeat_interleave(lengths),
-            torch.cat(
-                [where >= sample.num_prompt_tokens - 1 for sample, where in zip(samples, positions, strict=True)]
-            ),
+            torch.cat([torch.arange(-len(sample), 0) >= -sample.num_predictions() for sample in samples]),
         )
         return cls(*(part.to(device) for part in parts))
 

@@ -176,7 +176,7 @@ class Trainer:
         self._first_step = state.get("first_step", 0)
 
     def _loss(self, batch: PackedBatch, samples: Sequence[Sample]) -> Tensor:
-        targets = batch.final_hidden.new_zeros(len(batch), self.model.config.draft_vocab_size, dtype=torch.float32)
+        targets = batch.features.new_zeros(len(batch), self.model.config.draft_vocab_size, dtype=torch.float32)
         vocabulary = self.model.draft_vocabulary
         targets[batch.is_learnt] = torch.cat([self._head.soft_targets(sample, vocabulary) for sample in samples])
         depths = self.config.num_passes or (self._recipe.num_passes,)
