@@ -12,6 +12,7 @@ from tlt_engine.cli import warmup
 from tlt_engine.cli.main import main
 from tlt_engine.cli.warmup_responses import record_responses
 from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
+from tlt_engine.drafter.whole_file import PREFIX
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.server.recording import read_prompts
 
@@ -154,7 +155,9 @@ def test_a_finished_drafter_is_not_trained_over(drafter):
 def test_work_goes_on_with_the_same_options_only(tmp_path):
     warmup._claim(options(tmp_path))
     (tmp_path / FILE_NAME).write_bytes(b"the best so far")
+    (tmp_path / f"{PREFIX}of a killed writer").write_bytes(b"half of the next")
     warmup._claim(options(tmp_path, keep_samples=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, "warmup"]
     with pytest.raises(
         ValueError, match="a warm-up with --draft-vocab-size default was begun here and this one has 4096"
     ):

@@ -23,6 +23,7 @@ from tlt_engine.drafter.checkpoint import (
 from tlt_engine.drafter.config import DEFAULT_DRAFT_VOCAB_SIZE, DEFAULT_WINDOW, DrafterConfig
 from tlt_engine.drafter.initialise import INITIALISATIONS, TargetWeights, initialise
 from tlt_engine.drafter.model import DrafterModel
+from tlt_engine.drafter.whole_file import sweep
 from tlt_engine.drafter_trainer.loss import TargetHead
 from tlt_engine.drafter_trainer.sample import Sample
 from tlt_engine.drafter_trainer.sample_store import SampleStore
@@ -167,6 +168,7 @@ def _claim(options: argparse.Namespace) -> None:
                     f"{options.out}: a warm-up with --{key.replace('_', '-')} {value} was begun here and this one has "
                     f"{mine.get(key)}; go on with the same options, name another --out, or delete {file.parent}"
                 )
+        sweep(options.out)
         return
     if (options.out / FILE_NAME).exists():
         raise ValueError(f"{options.out} holds a finished drafter; name another --out")
