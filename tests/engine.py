@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def run_engine(job: EngineJob) -> EngineResult:
             process.join(RUN_WITHIN_S)
         log = log_path.read_text()
         if process.exitcode or not result_path.exists():
-            raise RuntimeError(log[-6000:])
+            raise RuntimeError(f"exit code {process.exitcode}, or killed after {RUN_WITHIN_S} s: {log[-6000:]}")
         return EngineResult(**json.loads(result_path.read_text()), log=log)
 
 
@@ -91,13 +90,11 @@ def run_engine(job: EngineJob) -> EngineResult:
 def started_engine(job: EngineJob, result_path: Path, log_path: Path) -> Iterator[BaseProcess]:
     """Starts ``job`` in a fresh process and yields the process; kills it if it still runs afterwards."""
     with patch.dict(os.environ, ENVIRONMENT | job.environment):
-        if job.environment:
-            context: BaseContext = multiprocessing.get_context("spawn")
-        else:  # most of a tiny engine's start is imports, which a server of forks has behind it
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(IMPORTED_ONCE)
+        # Most of a tiny engine's start is imports, which a server of forks has behind it; its environment is fixed.
+        context = multiprocessing.get_context("spawn" if job.environment else "forkserver")
+        context.set_forkserver_preload(IMPORTED_ONCE)
         arguments = (json.dumps(asdict(job)), str(result_path), str(log_path))
-        process = context.Process(target=engine_child.main, args=arguments)  # type: ignore[attr-defined]
+        process = context.Process(target=engine_child.main, args=arguments)
         process.start()
     try:
         yield process
