@@ -151,7 +151,8 @@ def cold_start(run: Runs, result: Result, arguments: argparse.Namespace) -> Path
             _row(result, name, case, value[name], baseline, value[baseline])
     passed = passes_for_good(curves["cold"], curves["lookup"])
     if passed is not None:
-        result.rows.append(summarise([passed], name="cold", case="passes look-up", metric="minute", unit="s"))
+        row = summarise([passed], name="cold", case="passes look-up", metric="after", unit="min", better="lower")
+        result.rows.append(row)
     chains = held_out_chain(arguments.model, {"cold": kept, "warm": arguments.drafter})
     _row(result, "cold", "chain of 4, held-out prompts, temperature 0", chains["cold"], "warm", chains["warm"])
     _training_rows(result, "cold start", cold["states"][-1]["training"])
