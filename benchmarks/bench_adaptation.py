@@ -3,6 +3,8 @@
 First a cold start: bursts of requests, as of a rollout, with gaps, and no drafter; against the same requests with
 look-up alone, and with a drafter that was warmed up before. Then drift: the target is replaced by a fine-tuned one; the
 drafter that goes on training against the same one frozen, and against one that was warmed up on the new target.
+
+Nothing else may run meanwhile: whether drafts are made is decided by measured time, and on a busy machine they are not.
 """
 
 from __future__ import annotations
