@@ -40,8 +40,6 @@ class LearnedConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """On a CPU, another pass is made only if the drafter gives some path at least this probability."""
     capture_threshold: Positive = 32
     """With more running requests than these, no request's features are newly kept; also the most that are."""
-    is_grafted: bool = True
-    """Whether model-free branches share the tree."""
     precision: Precision = "auto"
     """What the drafter's matrices are multiplied in on a CPU; ``auto`` is bfloat16 where the machine has it. No output
     depends on it."""
@@ -66,6 +64,32 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seed: int = 0
 
 
+class StrategyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A strategy as a user writes it; what is left out is the most that the engine is set up for."""
+
+    drafter: Literal["none", "ngram", "learned", "both", "own"]
+    draft_depth: Positive | None = None
+    top_k: Positive | None = None
+    verify_width: Positive | None = None
+
+
+class AdaptiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the strategy of each step is chosen."""
+
+    policy: Literal["beg", "thompson", "fixed", "table"] = "beg"
+    """``beg`` and ``thompson`` learn from measured speed; ``fixed`` always does the same, ``table`` goes by batch size,
+    and neither leaves out rows that do not pay."""
+    strategies: tuple[StrategyConfig, ...] | None = None
+    """What there is to choose from; None for a set that fits the drafter. ``fixed`` and ``table`` take one."""
+    table: tuple[tuple[int, int, int], ...] | None = None
+    """For ``table``: first and last batch size and the draft tokens of a request between them."""
+    max_exploration: Annotated[float, msgspec.Meta(ge=0.0, le=0.5)] = 0.02
+    """Largest share of time that trying other strategies may lose."""
+    seed: int = 0
+    decision_log: str | None = None
+    """File for what was decided in each step, as lines of JSON; ``tlt-engine inspect`` reads it."""
+
+
 class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of ``--speculative-config`` that belong to method ``tlt``."""
 
@@ -84,6 +108,8 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of a trained drafter."""
     train: TrainConfig = TrainConfig()
     """Settings of the background trainer."""
+    adaptive: AdaptiveConfig = AdaptiveConfig()
+    """Settings of the choice of a strategy."""
     admin_routes: bool = False
     """Whether the server takes orders under ``/tlt`` (``POST /tlt/train``); they ask for ``--api-key``."""
     record_samples: bool = False
@@ -103,7 +129,7 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ValueError: an unknown key, a value of the wrong type or out of range; the text names the key.
         """
         _refuse_unknown(options, cls, "speculative_config")
-        for key, struct in (("prompt_lookup", PromptLookupConfig), ("learned", LearnedConfig), ("train", TrainConfig)):
+        for key, struct in NESTED.items():
             if isinstance(nested := options.get(key), dict):
                 _refuse_unknown(nested, struct, f"speculative_config.{key}")
         try:
@@ -133,6 +159,14 @@ class TltConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Returns plain data that ``from_user`` reads back; this is what travels in vLLM's ``additional_config``."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
+
+
+NESTED: dict[str, type[msgspec.Struct]] = {
+    "prompt_lookup": PromptLookupConfig,
+    "learned": LearnedConfig,
+    "train": TrainConfig,
+    "adaptive": AdaptiveConfig,
+}
 
 
 def _refuse_unknown(options: dict[str, Any], struct: type[msgspec.Struct], where: str) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity,
 from tlt_engine.drafter.whole_file import PREFIX
 from tlt_engine.drafter_trainer.sample_store import SampleStore
 from tlt_engine.server.recording import read_prompts
+from tlt_engine.spec.decision_log import Decision, DecisionLog
 
 TARGET = SimpleNamespace(model_type="llama", num_hidden_layers=4, hidden_size=HIDDEN, vocab_size=VOCAB)
 
@@ -50,6 +52,36 @@ def test_inspect_says_where_a_drafter_came_from(drafter, capsys):
         "length 1.750, by depth 0.500 0.250",
     ):
         assert fact in printed
+
+
+def test_inspect_tells_what_a_decision_log_holds(tmp_path, capsys):
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path)
+    for step in range(40):
+        drafts = step >= 10
+        log.write(
+            Decision(
+                seconds_since_start=0.05 * step,
+                batch_size=2,
+                strategy="both-d4-k4-w16" if drafts else "none",
+                is_exploration=step == 20,
+                draft_rows=6 if drafts else 0,
+                num_accepted=4 if drafts else 0,
+                seconds=0.06 if drafts else 0.03,
+                draft_seconds=0.006 if drafts else 0.0,
+                target_seconds=0.03,
+                plain_seconds=0.03,
+            )
+        )
+    assert run("inspect", path) == 0
+    printed = capsys.readouterr().out
+    assert "40 decode steps, 2.5% of them to try something else" in printed
+    assert re.search(r"2 +both-d4-k4-w16 +30 +6.00 +1.50x +10.0%", printed)
+    assert re.search(r"2 +none +10 +2.00 +1.00x +0.0%", printed)
+    assert (tmp_path / "decisions.png").stat().st_size > 10_000
+    (tmp_path / "empty.jsonl").touch()
+    assert run("inspect", tmp_path / "empty.jsonl").endswith("empty.jsonl: no step is logged yet")
+    assert "cannot be read" in run("inspect", tmp_path / "nothing.jsonl")
 
 
 def test_inspect_refuses_what_is_no_drafter(tmp_path):

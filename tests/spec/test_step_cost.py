@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from tlt_engine.spec.draft_gate import FIRST_LOOK, PROBE_EVERY, ChoiceBias, DraftGate
-from tlt_engine.spec.step_cost import StepCost, choose_draft_rows
+from tlt_engine.spec.step_cost import Candidate, StepCost, choose_draft_rows, likeliest_rows
 from tlt_engine.spec.tree import ROOT, DraftTree
 
 CPU_COST_MS = {1: 30.8, 2: 35.4, 3: 29.0, 4: 29.1, 6: 30.4, 7: 36.0, 8: 37.4, 12: 43.7, 16: 51.1, 24: 65.1, 32: 82.9}
@@ -21,15 +20,16 @@ def measured(costs=CPU_COST_MS, noise=0.0, seed=0):
     return step_cost
 
 
-def choose(trees, num_reqs=None, max_rows=None, step_cost=None, context_len=0):
+def choose(trees, num_reqs=None, max_rows=None, step_cost=None, context_len=0, discounts=None, other_seconds=0.0):
     num_reqs = num_reqs or len(trees)
+    discounts = discounts or [1.0] * len(trees)
     return choose_draft_rows(
-        trees,
+        [Candidate(tree, context_len, discount) for tree, discount in zip(trees, discounts, strict=True)],
         step_cost or measured(),
-        context_lens=[context_len] * len(trees),
         num_reqs=num_reqs,
         row_context=context_len * num_reqs,
         max_rows=max_rows,
+        other_seconds=other_seconds,
     )
 
 
@@ -138,52 +138,33 @@ def test_drafts_without_estimates_count_as_certain():
     assert chosen[0].token_ids == [1, 2, 3]
 
 
-def test_saved_time_is_that_of_the_plain_steps_it_replaces():
-    chosen = choose([tree_of([1.0, 1.0, 1.0])], num_reqs=1)
-    assert chosen.saved_seconds == pytest.approx(4 * 30.8 - 29.1, rel=0.05)
-    assert choose([tree_of([0.0])], num_reqs=1).saved_seconds == 0
+def test_what_a_step_takes_besides_makes_rows_cheaper():
+    """Rows are weighed against the whole step: beside a long pause even an unlikely draft is worth its row."""
+    unlikely = [tree_of([0.1])] * 4
+    assert sum(map(len, choose(unlikely).trees)) < 4
+    assert sum(map(len, choose(unlikely, other_seconds=1000.0).trees)) == 4
 
 
-def test_gate_closes_where_the_search_costs_more_than_it_saves_and_opens_again():
-    gate = DraftGate()
-    for _ in range(FIRST_LOOK):
-        assert gate.should_draft(32)
-        gate.record(32, saved_seconds=0.001, search_seconds=0.01)
-    asked = [gate.should_draft(32) for _ in range(2 * PROBE_EVERY)]
-    assert sum(asked) == 2
-    assert gate.should_draft(1), "another batch size has its own gate"
-    for _ in range(30):
-        gate.record(32, saved_seconds=0.02, search_seconds=0.01)
-    assert gate.should_draft(32)
+def test_discounted_drafts_are_chosen_by_what_they_are_worth():
+    plain, halved = choose([tree_of([0.9])] * 8), choose([tree_of([0.9])] * 8, discounts=[0.5] * 8)
+    assert sum(map(len, halved.trees)) <= sum(map(len, plain.trees))
+    assert plain.expected_accepted == pytest.approx([0.9 * len(tree) for tree in plain.trees])
+    assert halved.expected_accepted == pytest.approx([0.9 * len(tree) for tree in halved.trees])
+    assert sum(map(len, choose([tree_of([0.2])] * 8, discounts=[0.1] * 8).trees)) == 0
 
 
-def test_drafts_that_are_worth_half_their_estimates_are_chosen_by_half():
-    bias = ChoiceBias()
-    assert bias.discount(4) == 1.0
-    for _ in range(200):
-        bias.record_chosen(4, expected=2.0)
-        bias.record_accepted(1)
-    assert bias.discount(4) == pytest.approx(0.5, abs=0.05)
-    assert bias.discount(16) == 1.0, "another batch size has its own"
-    for _ in range(600):
-        bias.record_chosen(4, expected=1.0)
-        bias.record_accepted(2)
-    assert bias.discount(4) == 1.0
-    step_cost = measured()
-    options = {"context_lens": [0] * 8, "num_reqs": 8, "row_context": 0, "max_rows": None}
-    plain = choose_draft_rows([tree_of([0.9])] * 8, step_cost, **options)
-    halved = choose_draft_rows([tree_of([0.9])] * 8, step_cost, **options, discount=0.5)
-    assert halved.saved_seconds < plain.saved_seconds
-    assert plain.expected_accepted == pytest.approx(0.9 * sum(map(len, plain.trees)))
-    assert halved.expected_accepted == pytest.approx(0.9 * sum(map(len, halved.trees)))
-    assert sum(map(len, choose_draft_rows([tree_of([0.2])] * 8, step_cost, **options, discount=0.1).trees)) == 0
+def test_rows_go_to_requests_whose_drafts_come_true():
+    alike = tree_of([0.6, 0.5, 0.4])
+    chosen = choose([alike] * 4, discounts=[1.0, 0.05, 1.0, 0.05]).trees
+    assert len(chosen[0]) == len(chosen[2]) > 0
+    assert len(chosen[1]) == len(chosen[3]) == 0
 
 
-def test_discount_under_which_nothing_is_chosen_wears_off():
-    bias = ChoiceBias()
-    for _ in range(300):
-        bias.record_chosen(1, expected=5.0)
-    assert bias.discount(1) < 0.02
-    for _ in range(600):
-        bias.record_chosen(1, expected=0.0)
-    assert bias.discount(1) > 0.7
+def test_whole_trees_are_kept_whatever_they_cost():
+    poor, rich = tree_of([0.1, 0.01]), tree_of([0.9, 0.8, 0.7])
+    candidates = [Candidate(poor, 0), Candidate(rich, 0)]
+    assert likeliest_rows(candidates, num_reqs=2, max_rows=None).trees == [poor, rich]
+    chosen = likeliest_rows(candidates, num_reqs=2, max_rows=6)
+    assert [len(tree) for tree in chosen.trees] == [1, 3]
+    assert chosen.expected_accepted == pytest.approx([0.1, 2.4])
+    assert likeliest_rows(candidates, num_reqs=2, max_rows=1).trees[1].token_ids == []

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tlt_engine.cli import doctor, export, fetch_model, inspect, train, warmup
+from tlt_engine.cli import doctor, export, fetch_model, inspect, inspect_decisions, train, warmup
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,9 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     export.add_arguments(command)
     command.set_defaults(run=export.run)
 
-    command = commands.add_parser("inspect", help="say what a drafter is and where it came from")
-    command.add_argument("drafter", type=Path, help="its directory")
-    command.set_defaults(run=lambda options: inspect.run(options.drafter))
+    command = commands.add_parser("inspect", help="say what a drafter is, or what a decision log tells")
+    command.add_argument("what", type=Path, help="a drafter's directory, or the file adaptive.decision_log")
+    command.set_defaults(
+        run=lambda options: (inspect if options.what.is_dir() else inspect_decisions).run(options.what)
+    )
 
     options = parser.parse_args(arguments)
     try:

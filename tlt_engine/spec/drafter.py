@@ -28,6 +28,8 @@ class DraftRequest:
     """Most draft tokens that can be accepted before the request must end; deeper nodes are cut."""
     temperature: float = 1.0
     """Of a request with a seed; it divides the target's logits before the noise is added."""
+    is_chain_only: bool = False
+    """Whether its nodes must follow one another; other trees are cut to their likeliest chain."""
 
 
 class FinishReason(Enum):

@@ -114,26 +114,33 @@ class StepCost:
         return last_cost + slope * (rows - last_size)
 
 
+class Candidate(NamedTuple):
+    """What was drafted for one request."""
+
+    tree: DraftTree
+    context_len: int
+    """Its committed tokens."""
+    discount: float = 1.0
+    """Share of their estimates that its nodes are thought to be worth."""
+
+
 class ChosenRows(NamedTuple):
     """Draft trees cut to what pays."""
 
     trees: list[DraftTree]
     """One a candidate, in order, each closed under taking parents."""
-    expected_accepted: float
-    """Sum of the estimates of the chosen nodes, before any discount."""
-    saved_seconds: float
-    """Expected time that plain steps would have taken for the same tokens, minus the time of this step."""
+    expected_accepted: list[float]
+    """For each, the sum of the estimates of its chosen nodes, before any discount."""
 
 
 def choose_draft_rows(
-    trees: Sequence[DraftTree],
+    candidates: Sequence[Candidate],
     step_cost: StepCost,
     *,
-    context_lens: Sequence[int],
     num_reqs: int,
     row_context: int,
     max_rows: int | None,
-    discount: float = 1.0,
+    other_seconds: float = 0.0,
 ) -> ChosenRows:
     """Cuts the candidate trees to the nodes that raise emitted tokens per second of the whole step.
 
@@ -141,41 +148,53 @@ def choose_draft_rows(
     Nodes of a drafter without estimates count as certain.
 
     Args:
-        trees: candidate tree of each request that may draft.
-        step_cost: predicts the seconds of the step.
-        context_lens: committed tokens of each of these requests.
+        candidates: the requests that may draft.
+        step_cost: predicts the seconds of the target.
         num_reqs: requests of the step, those without candidates included; each needs one row.
         row_context: committed tokens of all requests of the step.
         max_rows: most rows of the step; None for no cap.
-        discount: share of their estimates that chosen nodes were worth of late.
-
-    Returns:
-        The chosen rows and what they save.
+        other_seconds: of the step, whatever its rows.
     """
+    ranked = _ranked(candidates)
+    best_count, expected = 0, float(num_reqs)
+    best_rate = num_reqs / (other_seconds + step_cost.predict(num_reqs, row_context))
+    for count, (loss, index, _) in enumerate(ranked[: _limit(len(ranked), num_reqs, max_rows)], start=1):
+        expected -= loss
+        row_context += candidates[index].context_len
+        rate = expected / (other_seconds + step_cost.predict(num_reqs + count, row_context))
+        if rate > best_rate:
+            best_count, best_rate = count, rate
+    return _cut(candidates, ranked[:best_count])
+
+
+def likeliest_rows(candidates: Sequence[Candidate], *, num_reqs: int, max_rows: int | None) -> ChosenRows:
+    """Keeps whole trees, whatever they cost; a cap cuts off the least likely nodes of all."""
+    ranked = _ranked(candidates)
+    return _cut(candidates, ranked[: _limit(len(ranked), num_reqs, max_rows)])
+
+
+def _ranked(candidates: Sequence[Candidate]) -> list[tuple[float, int, int]]:
+    """Returns all nodes, the likeliest first and parents before children: minus the worth, candidate, node."""
     ranked: list[tuple[float, int, int]] = []
-    for index, tree in enumerate(trees):
+    for index, (tree, _, discount) in enumerate(candidates):
         reach: list[float] = []
         for node, parent in enumerate(tree.parents):
             prob = tree.probs[node] if tree.probs else 1.0
             reach.append(prob if parent == ROOT else min(prob, reach[parent]))
-            ranked.append((-reach[node], index, node))
+            ranked.append((-discount * reach[node], index, node))
     ranked.sort()
-    limit = len(ranked) if max_rows is None else max(0, min(len(ranked), max_rows - num_reqs))
+    return ranked
 
-    plain_seconds = step_cost.predict(num_reqs, row_context)
-    best_count, best_rate, expected = 0, num_reqs / plain_seconds, float(num_reqs)
-    expected_accepted = saved_seconds = 0.0
-    for count, (loss, index, _) in enumerate(ranked[:limit], start=1):
-        expected -= discount * loss
-        row_context += context_lens[index]
-        seconds = step_cost.predict(num_reqs + count, row_context)
-        if expected / seconds > best_rate:
-            best_count, best_rate = count, expected / seconds
-            expected_accepted = (expected - num_reqs) / discount
-            saved_seconds = expected / num_reqs * plain_seconds - seconds
 
-    chosen: list[list[int]] = [[] for _ in trees]
-    for _, index, node in ranked[:best_count]:
+def _limit(num_nodes: int, num_reqs: int, max_rows: int | None) -> int:
+    return num_nodes if max_rows is None else max(0, min(num_nodes, max_rows - num_reqs))
+
+
+def _cut(candidates: Sequence[Candidate], ranked: Sequence[tuple[float, int, int]]) -> ChosenRows:
+    chosen: list[list[int]] = [[] for _ in candidates]
+    expected = [0.0] * len(candidates)
+    for loss, index, node in ranked:
         chosen[index].append(node)
-    cut = [tree.select(sorted(nodes)) for tree, nodes in zip(trees, chosen, strict=True)]
-    return ChosenRows(cut, expected_accepted, saved_seconds)
+        expected[index] -= loss / candidates[index].discount
+    trees = [candidate.tree.select(sorted(nodes)) for candidate, nodes in zip(candidates, chosen, strict=True)]
+    return ChosenRows(trees, expected)

@@ -60,6 +60,21 @@ class DraftTree:
             path.append(tip)
         return self.select(path)
 
+    def within(self, max_nodes: int, max_depth: int) -> "DraftTree":
+        """Returns the first ``max_nodes`` nodes of those at most ``max_depth`` deep."""
+        depths: list[int] = []
+        nodes: list[int] = []
+        for node, parent in enumerate(self.parents):
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+            if depths[node] <= max_depth:
+                nodes.append(node)
+        nodes = nodes[:max_nodes]
+        return self if len(nodes) == len(self) else self.select(nodes)
+
+    def has_child(self, node: int) -> bool:
+        """Returns whether a node, or the root, has children."""
+        return node in self.parents
+
     def problem(self, vocab_size: int) -> str | None:
         """Returns what makes this no valid draft for a vocabulary of ``vocab_size``, or None."""
         if len(self.parents) != len(self.token_ids):
