@@ -26,17 +26,36 @@ from tlt_engine.cli.warmup import STATE_FILE, WORK_FOLDER
 from tlt_engine.config import PromptLookupConfig
 from tlt_engine.drafter.checkpoint import Checkpoint, load_checkpoint
 from tlt_engine.drafter.feature_ring import FeatureRing
-from tlt_engine.drafter.grafted import GraftedDrafter
 from tlt_engine.drafter.initialise import TargetWeights
 from tlt_engine.drafter.learned import LearnedDrafter
 from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.drafter_trainer.sample import Sample
-from tlt_engine.spec.drafter import Drafter, DraftRequest, FinishReason
+from tlt_engine.spec.drafter import DraftRequest, FinishReason
 from tlt_engine.spec.prompt_lookup import PromptLookup
+from tlt_engine.spec.tree import DraftTree
 
 TASKS = "gsm_symbolic+chain_sum+basic_arithmetic+simple_equations"
 HELD_OUT_SEED = 1_000_003
 LEARNED_NODES, LOOKUP_NODES = 7, 4
+
+
+class BothDrafters:
+    """The network's tree and look-up's, united and calibrated together, as strategy ``both`` drafts."""
+
+    def __init__(self, network: LearnedDrafter, lookup: PromptLookup) -> None:
+        self._network, self._lookup = network, lookup
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """Returns one tree a request."""
+        return self._lookup.propose(requests, self._network.propose(requests))
+
+    def finish(self, req_id: str, reason: FinishReason) -> None:
+        """Tells both."""
+        self._network.finish(req_id, reason)
+        self._lookup.finish(req_id, reason)
+
+
+AnyDrafter = LearnedDrafter | PromptLookup | BothDrafters
 
 
 class Replay:
@@ -61,7 +80,7 @@ class Replay:
 
 
 def replay(
-    drafter: Drafter,
+    drafter: AnyDrafter,
     feed: Callable[[Sample, int, int], None] | None,
     samples: Sequence[Sample],
     temperature: float,
@@ -114,8 +133,10 @@ def acceptance_lengths(
     tree = Replay(checkpoint, embedding, TreeShape(draft_depth=4, top_k=4))
     grafted = Replay(checkpoint, embedding, TreeShape(draft_depth=4, top_k=4))
     lookup = PromptLookup(PromptLookupConfig())
-    both = GraftedDrafter(grafted.drafter, PromptLookup(PromptLookupConfig()))
-    ways: dict[str, tuple[Drafter, Callable[[Sample, int, int], None] | None, int]] = {
+    both = BothDrafters(grafted.drafter, PromptLookup(PromptLookupConfig()))
+    ways: dict[
+        str, tuple[LearnedDrafter | PromptLookup | BothDrafters, Callable[[Sample, int, int], None] | None, int]
+    ] = {
         "ngram tree, 4 nodes": (lookup, None, LOOKUP_NODES),
         "learned chain, 4 nodes": (chain.drafter, chain.feed, 4),
         "learned tree, 7 nodes": (tree.drafter, tree.feed, LEARNED_NODES),

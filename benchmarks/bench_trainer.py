@@ -60,7 +60,8 @@ class Served:
                 "method": "tlt",
                 "drafter": str(drafter),
                 "num_speculative_tokens": 4,
-                "learned": {"is_grafted": False, "top_k": 1, "min_reach": 0.0},
+                "learned": {"top_k": 1, "min_reach": 0.0},
+                "adaptive": {"policy": "fixed", "strategies": [{"drafter": "learned"}]},
                 "train": {"mode": "off"},
             },
         )

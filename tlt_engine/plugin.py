@@ -64,6 +64,7 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
 
     from tlt_engine import compat
     from tlt_engine.config import TltConfig
+    from tlt_engine.spec.policy_factory import build_selector
     from tlt_engine.worker.platform_support import load_fitting_drafter, refuse_unservable
 
     options = dict(args.speculative_config or {})
@@ -76,6 +77,7 @@ def to_stock(args: "EngineArgs", model: "ModelConfig", parallel: "ParallelConfig
     compat.check_version()
     compat.check_seams()
     config = TltConfig.from_user(options)
+    build_selector(config)  # refuses strategies that are not possible
     refuse_unservable(model, parallel)
     if config.is_learned:
         load_fitting_drafter(Path(config.drafter), model)  # refuses before the target's weights load
@@ -136,7 +138,10 @@ def _extend_arguments(engine_args: "type[EngineArgs]") -> None:
 
 
 def _allow_all_sampling_parameters() -> None:
-    """Cause: the front end refuses min_p and logit_bias with any speculation. Until: vLLM supports them with it."""
+    """Cause: the front end refuses min_p and logit_bias with any speculation. Until: vLLM supports them with it.
+
+    What is checked in its place are our own options of a request.
+    """
     from vllm.sampling_params import SamplingParams
 
     stock_validate = SamplingParams._validate_spec_decode
@@ -145,6 +150,10 @@ def _allow_all_sampling_parameters() -> None:
     def validate(self: SamplingParams, speculative_config: "SpeculativeConfig | None") -> None:
         if speculative_config is None or speculative_config.model != PROPOSER:
             stock_validate(self, speculative_config)
+            return
+        from tlt_engine.worker.request_options import check_options
+
+        check_options(self.extra_args)
 
     SamplingParams._validate_spec_decode = validate  # type: ignore[method-assign]
 

@@ -130,7 +130,11 @@ def tlt_server(tmp_path_factory, stock_answers):
     folder = tmp_path_factory.mktemp("tlt")
     known = folder / "answers.json"
     known.write_text(json.dumps(list(longest.items())))
-    drafter = {"drafter": "worker.fake_drafters:Chain", "drafter_args": {"answers": str(known), "length": 7}}
+    drafter = {
+        "drafter": "worker.fake_drafters:Chain",
+        "drafter_args": {"answers": str(known), "length": 7},
+        "adaptive": {"policy": "fixed"},
+    }
     with running_server(
         folder / "server.log",
         "--reasoning-config",

@@ -33,8 +33,20 @@ TRAINING = {
     "slowdown": 0.03,
     "failures": 1,
 }
+ADAPTIVE = {
+    "steps": {"none": 5, "both-d4-k4-w16": 15},
+    "estimates": {"none": {"speedup": 1.0, "deviation": 0.01, "steps": 5}},
+    "switches": 3,
+    "bucket": 4,
+    "exploration_share": 0.01,
+    "collapses": 1,
+    "seconds": {"draft": 0.5, "target": 3.0, "other": 0.25, "steps": 20},
+}
 STATE = {
     "acceptance_length": 2.1,
+    "acceptance_rate_by_depth": [0.7, 0.4],
+    "sources": {"learned": {"draft_tokens": 10, "accepted": 4, "hit_rate": 0.4}},
+    "adaptive": ADAPTIVE,
     "drafter_version": 2,
     "target_version": 1,
     "drafter_failures": 0,
@@ -128,7 +140,16 @@ def test_metrics_follow_the_state():
     assert sample("tlt:training_phase", phase="converged") == 1
     assert sample("tlt:training_phase", phase="training") == 0
     assert sample("tlt:training_loss") == 2.5
-    metrics.update(STATE | {"training": None, "acceptance_length": None})
+    assert sample("tlt:strategy_steps_total", strategy="both-d4-k4-w16") == 15
+    assert sample("tlt:strategy_speedup", strategy="none") == 1.0
+    assert sample("tlt:strategy_switches_total") == 3
+    assert sample("tlt:strategy_bucket") == 4
+    assert sample("tlt:exploration_share") == 0.01
+    assert sample("tlt:drafter_collapses_total") == 1
+    assert sample("tlt:step_seconds_total", part="draft") == 0.5
+    assert sample("tlt:acceptance_rate_by_depth", depth="2") == 0.4
+    assert sample("tlt:acceptance_rate_by_source", source="learned") == 0.4
+    metrics.update(STATE | {"training": None, "acceptance_length": None, "adaptive": {"seconds": ADAPTIVE["seconds"]}})
     assert all(metric.name.startswith("tlt:") for metric in METRICS)
 
 

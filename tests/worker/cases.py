@@ -33,9 +33,23 @@ MIXED = len(SAMPLING)
 """Index of the batch that holds all kinds at once."""
 
 
+ALWAYS = {"policy": "fixed"}
+"""Setting ``adaptive`` of engines that draft all they can in every step, whatever this machine's clock says."""
+
+
+def only(drafter, **shape):
+    """Setting ``adaptive`` of engines that always do one thing."""
+    return {"policy": "fixed", "strategies": [{"drafter": drafter, **shape}]}
+
+
+LEARNED_ALONE = {"adaptive": only("learned")}
+"""Settings of engines that draft with the network and without look-up."""
+
+
 def oracle(answers, **args):
     """Options of a drafter that knows the answers."""
     return {
+        "adaptive": ALWAYS,
         "drafter": "worker.fake_drafters:TreeOracle",
         "drafter_args": {"answers": answers, "vocab_size": TINY_VOCAB, **args},
     }

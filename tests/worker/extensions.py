@@ -9,6 +9,7 @@ import pytest
 
 from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter_trainer.publisher import Verdict
+from tlt_engine.spec.strategy import Capacity, read_strategies
 
 
 class Spoiler:
@@ -17,6 +18,26 @@ class Spoiler:
     def spoil_drafter(self) -> None:
         """Makes the learned drafter's outputs no numbers, as an external trainer's bad push would."""
         self.model_runner.drafter._runtime._model.norm.weight.fill_(float("nan"))
+
+
+class Switch:
+    """Changes what a fixed policy does."""
+
+    def set_strategy(self, drafter: str) -> None:
+        """Takes another drafter, as deep and wide as there is room for."""
+        self._use(read_strategies([{"drafter": drafter}], self._capacity())[0])
+
+    def set_width(self, num_tokens: int) -> None:
+        """Drafts so many tokens with the user's drafter."""
+        capacity = self._capacity()
+        wanted = {"drafter": "own", "verify_width": 1 + num_tokens} if num_tokens else {"drafter": "none"}
+        self._use(read_strategies([wanted], capacity)[0])
+
+    def _capacity(self) -> Capacity:
+        return Capacity(drafters=self.model_runner.drafter.drafters.names, max_nodes=15, max_depth=4, max_top_k=4)
+
+    def _use(self, strategy) -> None:
+        self.model_runner.drafter.adaptive.selector._strategy = strategy
 
 
 class TrainingObserver:

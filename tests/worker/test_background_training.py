@@ -3,7 +3,7 @@
 import pytest
 
 from engine import EngineJob, run_engine
-from worker.cases import TINY_ENGINE
+from worker.cases import ALWAYS, LEARNED_ALONE, TINY_ENGINE
 from worker.test_losslessness_tiny import assert_same_tokens
 
 
@@ -13,7 +13,12 @@ def test_training_publishing_and_failing_change_no_token(tiny_llama, batches, wi
     job = EngineJob(
         tiny_llama,
         batches[:4],
-        {"method": "tlt", "drafter": untrained, "train": {"mode": "on", "checkpoint_dir": str(tmp_path / "kept")}},
+        {
+            "method": "tlt",
+            "drafter": untrained,
+            "train": {"mode": "on", "checkpoint_dir": str(tmp_path / "kept")},
+            "adaptive": ALWAYS,
+        },
         {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.TrainingObserver"},
         calls=[
             (0, 1, "remember_target", []),
@@ -52,7 +57,7 @@ def test_training_publishing_and_failing_change_no_token(tiny_llama, batches, wi
 def test_what_was_kept_is_gone_on_with(tiny_llama, batches, without_drafts, tmp_path):
     """The default drafter learns from nothing; a second engine drafts with what the first one left."""
     kept = tmp_path / "kept"
-    settings = {"method": "tlt", "train": {"mode": "on", "checkpoint_dir": str(kept)}}
+    settings = {"method": "tlt", "adaptive": ALWAYS, "train": {"mode": "on", "checkpoint_dir": str(kept)}}
     observed = {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.TrainingObserver"}
     again = [batches[0]] * 3
     calls = [(1, 2, "learn_by_heart", []), (2, 2, "wait_for_version", [1])]
@@ -71,7 +76,7 @@ def test_an_external_trainer_pushes_through_vllms_own_calls(tiny_llama, batches,
     job = EngineJob(
         tiny_llama,
         batches[:2],
-        {"method": "tlt", "drafter": untrained, "learned": {"is_grafted": False}, "train": {"enabled": False}},
+        {"method": "tlt", "drafter": untrained, **LEARNED_ALONE, "train": {"enabled": False}},
         {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.ExternalTrainer"},
         calls=[
             (0, 2, "use_file_transfer", []),

@@ -10,7 +10,7 @@ from engine import EngineJob, run_engine, started_engine
 from tlt_engine.drafter.checkpoint import load_checkpoint
 from tlt_engine.drafter.whole_file import PREFIX
 from tlt_engine.drafter_trainer.checkpoints import TrainingCheckpoints
-from worker.cases import TINY_ENGINE
+from worker.cases import ALWAYS, TINY_ENGINE
 
 KEPT_WITHIN_S = 120
 
@@ -32,7 +32,7 @@ def live_versions(log):
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_a_killed_engine_leaves_a_whole_training(tiny_llama, batches, tmp_path, num_kills):
     kept = tmp_path / "kept"
-    settings = {"method": "tlt", "train": {"mode": "on", "checkpoint_dir": str(kept)}}
+    settings = {"method": "tlt", "adaptive": ALWAYS, "train": {"mode": "on", "checkpoint_dir": str(kept)}}
     observed = {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.TrainingObserver"}
     num_batches = 500  # it serves, waits for steps of the trainer, and serves again until it is killed
     calls = [(0, 1, "publish_every_step", []), *((batch, 4, "wait_for_steps", [2]) for batch in range(1, num_batches))]

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from engine import EngineJob, run_engine
 from stock_drafts import count_same_drafts
 from tlt_engine.drafter.checkpoint import load_checkpoint
-from worker.cases import TINY_ENGINE
+from worker.cases import LEARNED_ALONE, TINY_ENGINE, only
 from worker.test_losslessness_tiny import assert_same_tokens
 
 AUX_LAYERS = (1, 2)
@@ -42,26 +42,23 @@ def test_recorded_features_are_those_of_transformers(tiny_llama, recorded, promp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_grafted", [True, False])
-def test_a_learned_drafter_changes_no_token(run_tlt, batches, without_drafts, drafters, is_grafted):
+@pytest.mark.parametrize("strategy", ["both", "learned"])
+def test_a_learned_drafter_changes_no_token(run_tlt, batches, without_drafts, drafters, strategy):
     trained, _ = drafters
-    result = run_tlt(batches, drafter=trained, learned={"is_grafted": is_grafted})
+    result = run_tlt(batches, drafter=trained, adaptive=only(strategy))
     assert_same_tokens(result, without_drafts, batches)
     learned = result.status["sources"]["learned"]
     assert learned["accepted"] > 20
     assert result.status["drafter_failures"] == 0
-    assert ("request" in result.status["sources"]) == is_grafted
+    assert ("request" in result.status["sources"]) == (strategy == "both")
     for name in ("drafter.features", "drafter.keys", "drafter.weights", "prompt_lookup.suffix_trees"):
-        assert (name in result.status["memory"]) == (is_grafted or "lookup" not in name)
+        assert name in result.status["memory"]
 
 
 @pytest.mark.slow
 def test_training_helps(run_tlt, batches, drafters):
     lengths = [
-        run_tlt(batches[:1], drafter=drafter, learned={"is_grafted": False}, train={"enabled": False}).status[
-            "acceptance_length"
-        ]
-        or 1.0
+        run_tlt(batches[:1], drafter=drafter, train={"enabled": False}, **LEARNED_ALONE).status["acceptance_length"]
         for drafter in drafters
     ]
     assert lengths[0] > lengths[1] + 0.2, lengths
@@ -73,7 +70,7 @@ def test_weights_swapped_in_mid_request_change_no_token(tiny_llama, batches, wit
     job = EngineJob(
         tiny_llama,
         batches[:3],
-        {"method": "tlt", "drafter": untrained, "learned": {"is_grafted": False}},
+        {"method": "tlt", "drafter": untrained, **LEARNED_ALONE},
         TINY_ENGINE,
         calls=[(0, 9, "tlt_publish", [trained]), (1, 12, "tlt_publish", [untrained])],
     )
@@ -86,7 +83,7 @@ def test_weights_swapped_in_mid_request_change_no_token(tiny_llama, batches, wit
 def test_the_first_rank_drafts_for_all(run_tlt, batches, without_drafts, drafters):
     """The target's embedding is divided between the ranks; the drafter runs on one of them and needs all of it."""
     two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    settings = {"drafter": drafters[0], "learned": {"is_grafted": False}}
+    settings = {"drafter": drafters[0], **LEARNED_ALONE}
     alone = run_tlt(batches[:1], train={"enabled": False}, **settings)
     result = run_tlt(batches[:1], engine={"tensor_parallel_size": 2}, environment=two_ranks, **settings)
     assert_same_tokens(result, without_drafts, batches[:1])
@@ -103,7 +100,7 @@ def test_weights_that_are_no_numbers_cost_drafts_only(tiny_llama, batches, witho
     job = EngineJob(
         tiny_llama,
         batches[:1],
-        {"method": "tlt", "drafter": drafters[0], "learned": {"is_grafted": False}},
+        {"method": "tlt", "drafter": drafters[0], **LEARNED_ALONE},
         {**TINY_ENGINE, "worker_extension_cls": "worker.extensions.Spoiler"},
         calls=[(0, 5, "spoil_drafter", [])],
     )

@@ -4,7 +4,7 @@ import pytest
 
 from engine import EngineJob, run_engine
 from models import TINY_VOCAB
-from worker.cases import MAX_TOKENS, MIXED, SAMPLING, TINY_ENGINE, oracle
+from worker.cases import ALWAYS, MAX_TOKENS, MIXED, SAMPLING, TINY_ENGINE, oracle
 
 ADVERSARIES = {
     "anti": {"drafter": "worker.fake_drafters:Constant", "drafter_args": {"token_ids": [3, 4, 5, 6]}},
@@ -15,6 +15,7 @@ ADVERSARIES = {
     "raising": {"drafter": "worker.fake_drafters:Raising"},
     "hanging": {"drafter": "worker.fake_drafters:Hanging", "drafter_args": {"seconds": 10}},
     "ngram": {},
+    "adaptive": {"adaptive": {"max_exploration": 0.5}},
 }
 
 
@@ -48,7 +49,7 @@ def test_wide_trees_need_two_mask_words(run_tlt, batches, without_drafts, answer
         **oracle(answers, depth=8, branching=8),
     )
     assert_same_tokens(result, without_drafts, batches[:1])
-    assert result.status["largest_tree"] >= 64, "measured times chose small trees throughout"
+    assert result.status["largest_tree"] >= 64
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_wide_trees_need_two_mask_words(run_tlt, batches, without_drafts, answer
 def test_adversary(run_tlt, batches, without_drafts, name):
     few = [batches[0], batches[MIXED]]
     expected = [without_drafts.token_ids(0), without_drafts.token_ids(MIXED)]
-    result = run_tlt(few, **ADVERSARIES[name])
+    result = run_tlt(few, **{"adaptive": ALWAYS, **ADVERSARIES[name]})
     assert [result.token_ids(0), result.token_ids(1)] == expected
     assert result.free_blocks[0] == result.free_blocks[1]
     failures = result.status["drafter_failures"]
@@ -71,6 +72,7 @@ def test_logprobs_are_those_of_the_emitted_tokens(run_tlt, batches, without_draf
     result = run_tlt(
         [batches[0], batches[index]],
         drafter="worker.fake_drafters:Chain",
+        adaptive=ALWAYS,
         drafter_args={"answers": answers, "length": 5},
     )
     for got, want in zip(result.batches[1], without_drafts.batches[index], strict=True):
@@ -104,6 +106,7 @@ def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
         [batches[0]],
         {"max_num_batched_tokens": 512},
         drafter="worker.fake_drafters:Chain",
+        adaptive=ALWAYS,
         drafter_args={"answers": answers, "length": 4},
     )
     assert result.status["acceptance_length"] > 4.8  # the last step of a request has less to accept
@@ -116,7 +119,7 @@ def test_right_chains_are_accepted_whole(run_tlt, batches, answers):
 def test_ranks_verify_the_same_trees(run_tlt, batches, without_drafts):
     """Rows are chosen by measured times, which differ from rank to rank: the first rank's choice must hold for all."""
     two_ranks = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    result = run_tlt([batches[MIXED]] * 2, engine={"tensor_parallel_size": 2}, environment=two_ranks)
+    result = run_tlt([batches[MIXED]] * 2, {"tensor_parallel_size": 2}, two_ranks, adaptive={"max_exploration": 0.5})
     assert result.token_ids(0) == result.token_ids(1) == without_drafts.token_ids(MIXED)
     assert result.status["accepted_draft_tokens"] > 0
     assert result.status["trees"]["mismatched"] == 0
@@ -186,7 +189,11 @@ def test_context_limit_is_reached_exactly(run_tlt, prompts, answers):
     ]
     expected = run_tlt(batch, {"max_model_len": limit}, drafter="none")
     result = run_tlt(
-        batch, {"max_model_len": limit}, drafter="worker.fake_drafters:Ragged", drafter_args={"vocab_size": TINY_VOCAB}
+        batch,
+        {"max_model_len": limit},
+        adaptive=ALWAYS,
+        drafter="worker.fake_drafters:Ragged",
+        drafter_args={"vocab_size": TINY_VOCAB},
     )
     assert [len(sequence[0]) for sequence in expected.token_ids(0)] == [1, 2, 7, 8, 9]
     assert_same_tokens(result, expected, batch)

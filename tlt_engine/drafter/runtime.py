@@ -36,9 +36,10 @@ class TreeShape:
     """How far trees grow before they are cut to the likeliest nodes."""
 
     draft_depth: int
-    """Passes of the drafter, the depth of the tree."""
+    """Most passes of the drafter, the depth of the tree."""
     top_k: int
-    """Children kept of a node, and nodes of a request expanded a level; on a CPU fewer are where requests are many."""
+    """Most children kept of a node, and nodes of a request expanded a level; on a CPU fewer are where requests are
+    many."""
     min_reach: float = 0.0
     """Levels are grown while a path of some request is at least so likely; if not 0, each waits for the device."""
 
@@ -121,6 +122,11 @@ class DrafterRuntime:
         self.keys.forget()
 
     @property
+    def shape(self) -> TreeShape:
+        """The largest trees there is room for."""
+        return self._shape
+
+    @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self._device
@@ -146,11 +152,15 @@ class DrafterRuntime:
         return self._prepared.vocabulary
 
     @torch.inference_mode()
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(
+        self, requests: Sequence[DraftRequest], *, draft_depth: int | None = None, top_k: int | None = None
+    ) -> list[DraftTree]:
         """Grows one tree a request; empty where its latest feature is not known.
 
         Args:
             requests: what to draft for.
+            draft_depth: passes, if fewer than the most that there is room for.
+            top_k: children kept of a node, if fewer than the most.
 
         Returns:
             Trees in the order of ``requests``, with the probability of each path.
@@ -160,14 +170,16 @@ class DrafterRuntime:
         if prepared is None or not ready:
             return [EMPTY_TREE] * len(requests)
         batch = _Batch(ready, [self._ring.slot(request.req_id) for request in ready])
-        num_expanded = self._shape.top_k
+        top_k = num_expanded = min(self._shape.top_k, top_k or self._shape.top_k)
         if self._device.type == "cpu":
             num_expanded = max(1, min(num_expanded, LEVEL_ROWS // len(ready)))
-        chooser = ChildChooser(ready, prepared.host_vocabulary, self._shape.top_k)
+        chooser = ChildChooser(ready, prepared.host_vocabulary, top_k)
         growth = TreeGrowth(num_expanded)
         hidden_BD = self._extend(batch)
         frontier = growth.first_level(chooser.children(self._model.logits(hidden_BD)[:, None], 0))
-        depth = min(self._shape.draft_depth, max(request.max_depth for request in ready))
+        depth = min(
+            self._shape.draft_depth, draft_depth or self._shape.draft_depth, max(request.max_depth for request in ready)
+        )
         if depth > 1:
             self._grow(batch, growth, frontier, hidden_BD[:, None], chooser, depth)
         trees = growth.trees(self._vocabulary, [request.max_nodes for request in ready], "learned")

@@ -40,9 +40,46 @@ def _of_buffer(key: str) -> Callable[[State], Any]:
     return lambda state: (state["training"] or {}).get("buffer", {}).get(key)
 
 
+def _of_adaptive(key: str) -> Callable[[State], Any]:
+    return lambda state: state["adaptive"].get(key)
+
+
+def _rates_by_source(state: State) -> dict[str, float]:
+    return {source: counts["hit_rate"] for source, counts in state["sources"].items()}
+
+
+def _rates_by_depth(state: State) -> dict[str, float]:
+    return {str(depth): rate for depth, rate in enumerate(state["acceptance_rate_by_depth"], start=1)}
+
+
 METRICS = (
     _Metric(
         "tlt:acceptance_length", "Mean tokens of a step with drafts, bonus included.", lambda s: s["acceptance_length"]
+    ),
+    _Metric("tlt:acceptance_rate_by_depth", "Share of drafts accepted up to a depth.", _rates_by_depth, label="depth"),
+    _Metric(
+        "tlt:acceptance_rate_by_source",
+        "Share of draft tokens accepted, by who proposed them.",
+        _rates_by_source,
+        label="source",
+    ),
+    _Metric("tlt:strategy_steps", "Decode steps.", _of_adaptive("steps"), label="strategy", is_counter=True),
+    _Metric(
+        "tlt:strategy_speedup",
+        "Estimated speed-up over plain decoding at the latest size of batch.",
+        lambda s: {name: one["speedup"] for name, one in s["adaptive"].get("estimates", {}).items()},
+        label="strategy",
+    ),
+    _Metric("tlt:strategy_switches", "Changes of strategy.", _of_adaptive("switches"), is_counter=True),
+    _Metric("tlt:strategy_bucket", "Latest size of batch, rounded to its class.", _of_adaptive("bucket")),
+    _Metric("tlt:exploration_share", "Share of decode time lost by trying.", _of_adaptive("exploration_share")),
+    _Metric("tlt:drafter_collapses", "Collapses of the drafter.", _of_adaptive("collapses"), is_counter=True),
+    _Metric(
+        "tlt:step_seconds",
+        "Where the time of decode steps went.",
+        lambda s: {part: s["adaptive"]["seconds"][part] for part in ("draft", "target", "other")},
+        label="part",
+        is_counter=True,
     ),
     _Metric("tlt:drafter_version", "Weights that went live.", lambda s: s["drafter_version"]),
     _Metric("tlt:target_version", "Updates of the target's weights.", lambda s: s["target_version"]),

@@ -113,18 +113,20 @@ class BackgroundTraining:
         self.gate.begin_step(num_running, is_decode_only)
         self._was_computing = self._thread.is_computing
 
-    def end_step(self, decoded: tuple[int, int] | None) -> None:
+    def end_step(self, decoded: tuple[int, int] | None) -> Publication | None:
         """Notes what the step under way took, and puts weights that wait into place.
 
         Args:
             decoded: rows the target computed and the committed tokens they read; None if a prompt was computed.
+
+        Returns:
+            What went live.
         """
         seconds = self.gate.end_step()
         if decoded is not None:
             expected = self._step_cost.predict(*decoded)
             self.governor.record(seconds / expected, self._was_computing or self._thread.is_computing)
-        if self._pending is not None:
-            self._swap()
+        return self._swap() if self._pending is not None else None
 
     def set_mode(self, mode: str) -> None:
         """Trains when there is time (``auto``), whenever there is something to learn (``on``), or never (``off``)."""
@@ -213,7 +215,7 @@ class BackgroundTraining:
             },
         }
 
-    def _swap(self) -> None:
+    def _swap(self) -> Publication:
         assert self._pending is not None
         (prepared, publication), self._pending = self._pending, None
         started = time.perf_counter()
@@ -227,6 +229,7 @@ class BackgroundTraining:
             publication.acceptance.length,
             publication.num_tokens,
         )
+        return publication
 
     def _publish(self, publication: Publication) -> None:
         """Makes the weights ready on the trainer's thread; the next step takes them."""

@@ -1,4 +1,4 @@
-"""Makes the drafter that the configuration asks for."""
+"""Makes the drafters that the configuration asks for."""
 
 import importlib
 from pathlib import Path
@@ -7,9 +7,10 @@ import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
-from tlt_engine.config import LearnedConfig, TltConfig
+from tlt_engine.config import BUILT_IN_DRAFTERS, LearnedConfig, TltConfig
 from tlt_engine.drafter.checkpoint import FILE_NAME, load_checkpoint
 from tlt_engine.drafter.config import DrafterConfig
+from tlt_engine.drafter.drafters import Drafters
 from tlt_engine.drafter.feature_ring import FeatureRing
 from tlt_engine.drafter.runtime import DrafterRuntime, TreeShape
 from tlt_engine.spec.drafter import Drafter
@@ -57,19 +58,19 @@ def build_runtime(
     return DrafterRuntime(config, embedding, ring, num_slots, shape, dtype, settings.precision), ring
 
 
-def build_drafter(config: TltConfig) -> Drafter | None:
-    """Builds a configured drafter that needs nothing of the target.
+def build_drafters(config: TltConfig, vocab_size: int) -> Drafters:
+    """Builds the configured drafters but the network, which needs the target.
 
     Raises:
         ValueError: the user's own drafter cannot be imported or does not take its arguments.
     """
     if config.drafter == "none":
-        return None
-    if config.drafter in ("auto", "ngram"):
-        return PromptLookup(config.prompt_lookup)
+        return Drafters(vocab_size)
+    if config.drafter in BUILT_IN_DRAFTERS or config.is_learned:
+        return Drafters(vocab_size, lookup=PromptLookup(config.prompt_lookup))
     module_name, _, class_name = config.drafter.partition(":")
     try:
-        drafter: Drafter = getattr(importlib.import_module(module_name), class_name)(**config.drafter_args)
+        own: Drafter = getattr(importlib.import_module(module_name), class_name)(**config.drafter_args)
     except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"speculative_config.drafter: cannot build {config.drafter!r}: {error}") from error
-    return drafter
+    return Drafters(vocab_size, own=own)

@@ -15,12 +15,15 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from tlt_engine import ops
+from tlt_engine.spec.adaptive_drafter import StepResult
 from tlt_engine.spec.drafter import DraftRequest
 from tlt_engine.spec.tree import EMPTY_TREE, DraftTree, TreeBatch
 from tlt_engine.worker.feature_tap import CommittedRows
 from tlt_engine.worker.proposer import TltProposer
+from tlt_engine.worker.request_options import max_draft_tokens
 from tlt_engine.worker.requests import SeedStore, drafts_chain_only, finish_reason, may_draft
 from tlt_engine.worker.row_metadata import has_custom_processors
 from tlt_engine.worker.sampler import GREEDY_BELOW, NoiseKeys, TreeSampler
@@ -72,6 +75,7 @@ class TreeRunnerMixin(StockRunner):
         self._tlt_seeds = SeedStore(self.model_config.seed + (self.parallel_config.data_parallel_index << 32))
         self._tlt_committed: CommittedRows | None = None
         self._tlt_decoded: tuple[int, int] | None = None
+        self._tlt_target_seconds = 0.0
         self.use_aux_hidden_state_outputs = bool(self.drafter.aux_layer_ids)
         self.tlt_has_custom_processors = has_custom_processors(self.input_batch.logitsprocs)
 
@@ -183,8 +187,9 @@ class TreeRunnerMixin(StockRunner):
             context_lens = self.input_batch.num_computed_tokens_cpu[: step.batch.num_reqs]
             self._tlt_decoded = (step.batch.total_rows, int(step.batch.num_rows @ context_lens))
             # Elsewhere than on CPU the clock sees launches, not work.
+            self._tlt_target_seconds = time.perf_counter() - step.started
             if self.drafter.drafts and self.device.type == "cpu":
-                self.drafter.step_cost.record(*self._tlt_decoded, time.perf_counter() - step.started)
+                self.drafter.step_cost.record(*self._tlt_decoded, self._tlt_target_seconds)
         return output
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
@@ -205,6 +210,7 @@ class TreeRunnerMixin(StockRunner):
         if aux_hidden_states is not None and self._tlt_committed is not None and tp_group.is_first_rank:
             committed, self._tlt_committed = self._tlt_committed, None
             self.drafter.take_features(self.input_batch.req_ids, committed, aux_hidden_states, hidden_states)
+        self._record_step(sampled_token_ids)
         if tp_group.world_size == 1:
             trees = self._propose_trees(sampled_token_ids)
         else:  # measured times decide about rows, and each rank measures its own
@@ -216,22 +222,40 @@ class TreeRunnerMixin(StockRunner):
         self.drafter.end_step(self._tlt_decoded)
         return [tree.token_ids for tree in trees]
 
+    def _record_step(self, sampled_token_ids: list[list[int]]) -> None:
+        if self._tlt_decoded is None or not sampled_token_ids:
+            self.drafter.record_step(None)
+            return
+        num_reqs = len(sampled_token_ids)
+        result = StepResult(
+            num_reqs,
+            sum(map(len, sampled_token_ids)),
+            int(self.input_batch.num_computed_tokens_cpu[:num_reqs].sum()),
+            self._tlt_target_seconds,
+        )
+        self.drafter.record_step(result)
+
     def _propose_trees(self, sampled_token_ids: list[list[int]]) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(sampled_token_ids)
         states = [self.requests[req_id] for req_id in self.input_batch.req_ids]
         wanted = []
-        if not self.tlt_has_custom_processors and self.drafter.wants_drafts(len(states)):
-            wanted = [req for req, token_ids in enumerate(sampled_token_ids) if token_ids and may_draft(states[req])]
-        chain_only = [self.tlt_chain_reason is not None or drafts_chain_only(states[req]) for req in wanted]
+        if not self.tlt_has_custom_processors:
+            wanted = [
+                req
+                for req, token_ids in enumerate(sampled_token_ids)
+                if token_ids and may_draft(states[req]) and self._most_nodes(states[req])
+            ]
         proposed = self.drafter.draft(
             [self._draft_request(req) for req in wanted],
-            chain_only,
             num_reqs=len(states),
             row_context=int(self.input_batch.num_tokens_no_spec[: len(states)].sum()),
         )
         for req, tree in zip(wanted, proposed, strict=True):
             trees[req] = tree
         return trees
+
+    def _most_nodes(self, state: CachedRequestState) -> int:
+        return max_draft_tokens(state.sampling_params.extra_args, self.num_spec_tokens)
 
     def _draft_request(self, req: int) -> DraftRequest:
         batch = self.input_batch
@@ -244,9 +268,10 @@ class TreeRunnerMixin(StockRunner):
             batch.token_ids_cpu[req, :num_tokens],
             int(batch.num_prompt_tokens[req]),
             seed=None if state.sampling_params.temperature < GREEDY_BELOW else self._tlt_seeds[state.req_id],
-            max_nodes=max(0, min(self.num_spec_tokens, room)),
+            max_nodes=max(0, min(self._most_nodes(state), room)),
             max_depth=max(0, max_tokens - len(state.output_token_ids) - 1),
             temperature=state.sampling_params.temperature,
+            is_chain_only=self.tlt_chain_reason is not None or drafts_chain_only(state),
         )
 
     def _noise_keys(self, batch: TreeBatch) -> NoiseKeys:

@@ -9,6 +9,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from tlt_engine.worker import attention_cpu
 from tlt_engine.worker.model_runner import TreeRunnerMixin
+from tlt_engine.worker.profile_cache import kept_or_measured
 from tlt_engine.worker.scoped_patches import replaced
 from tlt_engine.worker.step_profile import measure_step_profile
 from tlt_engine.worker.worker import TltWorkerMixin
@@ -42,8 +43,10 @@ class TltCPUWorker(TltWorkerMixin, stock.CPUWorker):  # type: ignore[misc]
         # Replicas would have to agree on every dummy step; with them the curve is learnt while serving.
         if runner.drafter.drafts and self.parallel_config.data_parallel_size == 1:
             most_rows = self.scheduler_config.max_num_seqs * (1 + runner.drafter.config.num_speculative_tokens)
-            profile = measure_step_profile(runner, min(most_rows, runner.drafter.config.max_step_rows or most_rows))
+            most_rows = min(most_rows, runner.drafter.config.max_step_rows or most_rows)
+            profile = kept_or_measured(self.vllm_config, most_rows, lambda: measure_step_profile(runner, most_rows))
             runner.drafter.step_cost.set_profile(profile)
+            runner.drafter.time_network()
             logger.info(
                 "A step of 1 row takes %.1f ms; relative cost by rows: %s",
                 1e3 * profile[1],
