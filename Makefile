@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet
 SOURCES := setup.py $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build model demo test test-full lint bench bench-learned bench-trainer clean
+.PHONY: help venv build model demo test test-full lint bench bench-learned bench-trainer bench-adaptive clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -88,6 +88,12 @@ bench-trainer: $(STAMPS)/build $(MODEL)/config.json  ## What training brings and
 	$(BIN)/python -m benchmarks.bench_trainer $(DRAFTER)
 	$(BIN)/python -m benchmarks.bench_adaptation $(DRAFTER) --work build/adaptation
 	$(BIN)/python -m benchmarks.bench_soak
+	$(BIN)/python -m benchmarks.readme_table
+
+bench-adaptive: $(STAMPS)/build $(MODEL)/config.json  ## What choosing brings: DRAFTER=a warmed-up drafter's directory
+	$(BIN)/python -m benchmarks.bench_adaptive --drafter $(DRAFTER)
+	$(BIN)/python -m benchmarks.bench_rollout --drafter $(DRAFTER) --temperature 0 --num-prompts 16 --group-size 1
+	$(BIN)/python -m benchmarks.bench_switching $(DRAFTER)
 	$(BIN)/python -m benchmarks.readme_table
 
 clean:  ## Remove what make made, but not the model

@@ -12,23 +12,30 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.engines import EngineSettings, emits_wrong_text
+from benchmarks.engines import FIXED_STRATEGIES, EngineSettings, emits_wrong_text
 from benchmarks.jobs import Job, JobRequest, JobResult
 from benchmarks.machine import machine_info, new_result
 from benchmarks.measure import Comparison, print_rows, run_interleaved
 from benchmarks.near_ties import LARGEST_GAP, gap_where_they_part
-from benchmarks.options import add_common_options, chosen_engines, model_name
+from benchmarks.options import add_common_options, chosen_engines, exported_drafter, model_name
 from benchmarks.prompts import ROLLOUT_TASKS, make_prompts, make_warmup_prompts
 from benchmarks.result import Row, quantile
 
 ENGINES = ("stock", "stock-ngram", "stock-suffix", "tlt-off", "tlt-ngram")
+LEARNED_ENGINES = (
+    "stock-eagle3-2",
+    "stock-eagle3-3",
+    "stock-eagle3-table",
+    *(f"tlt-only-{name}" for name in FIXED_STRATEGIES),
+    "tlt-learned",
+)
 QUICK_ENGINES = ("stock", "stock-suffix", "tlt-off", "tlt-ngram")
 
 
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout", description=__doc__)
-    add_common_options(parser, ENGINES, QUICK_ENGINES)
+    add_common_options(parser, ENGINES, QUICK_ENGINES, LEARNED_ENGINES)
     parser.add_argument("--num-prompts", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=4, help="responses of each prompt")
     parser.add_argument("--max-tokens", type=int, default=1536)
@@ -40,8 +47,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--natural-end", action="store_true", help="every engine's responses end on their own")
     parser.add_argument("--seed", type=int, default=0, help="the first request's; the others, and rounds, count up")
     arguments = parser.parse_args()
-    # Stock's eagle3 emits wrong text on CPU above temperature 0, and at 0 bench_decode compares with it.
-    arguments.engines = [name for name in chosen_engines(arguments) if not name.startswith("stock-eagle3")]
+    arguments.engines = chosen_engines(arguments)
+    if arguments.temperature > 0:  # what stock's drafters gain above it is the speed of wrong text
+        arguments.engines = [name for name in arguments.engines if not name.startswith("stock-eagle3")]
     if arguments.quick:
         arguments.num_prompts, arguments.group_size = 2, 2
         arguments.max_tokens, arguments.repetitions = 48, 1
@@ -92,7 +100,11 @@ def make_job(
         engine=engine,
         settings=vars(
             EngineSettings(
-                model=arguments.model, max_num_seqs=len(requests), seed=first_seed, drafter=arguments.drafter
+                model=arguments.model,
+                max_num_seqs=len(requests),
+                seed=first_seed,
+                drafter=arguments.drafter,
+                exported_drafter=arguments.exported_drafter,
             )
         ),
         requests=requests,
@@ -202,14 +214,15 @@ def main() -> None:
             tlt_requests.append(job.requests)
         return job
 
-    runs = run_interleaved(arguments.engines, arguments.repetitions, job_of_round, "rollout")
+    with exported_drafter(arguments.drafter) as arguments.exported_drafter:
+        runs = run_interleaved(arguments.engines, arguments.repetitions, job_of_round, "rollout")
     comparison = Comparison("rollout", runs, baseline="stock")
     wrong = [name for name in arguments.engines if emits_wrong_text(name, arguments.temperature, on_cpu)]
     result.settings["notes"] = [f"{name}: outputs wrong above temperature 0" for name in wrong]
     result.settings["response_length"] = length_quantiles(comparison)
     gaps: dict[str, list[float]] = {}
     if "tlt-off" in arguments.engines:
-        drafting = [name for name in arguments.engines if name in ("tlt-ngram", "tlt-learned")]
+        drafting = [name for name in arguments.engines if name.startswith("tlt-") and name != "tlt-off"]
         gaps = {name: gaps_of_differing(comparison, name, tlt_requests, arguments.model) for name in drafting}
         result.settings["score_gaps_of_responses_parted_by_drafts"] = gaps
     result.rows = rollout_rows(comparison, arguments.temperature, on_cpu, gaps)

@@ -58,6 +58,27 @@ class EngineSettings:
 TRAINED, EXPORTED = "<drafter>", "<exported drafter>"
 """Stand for the directories in the settings."""
 
+FIXED_STRATEGIES: dict[str, dict[str, Any]] = {
+    "ngram": {"drafter": "ngram", "verify_width": 6},
+    "chain": {"drafter": "learned", "top_k": 1},
+    "tree": {"drafter": "learned", "verify_width": 6},
+    "shallow": {"drafter": "both", "draft_depth": 1, "verify_width": 6},
+    "both": {"drafter": "both", "verify_width": 6},
+}
+"""The default strategies with a drafter, each alone as a user would set it by hand. Up to six rows cost a step of one
+request no more than one does, so that is their width."""
+
+
+def _only(**strategy: Any) -> dict[str, Any]:
+    """Returns the configuration of an engine that always does one thing."""
+    return {
+        "method": "tlt",
+        "drafter": TRAINED,
+        "train": {"enabled": False},
+        "adaptive": {"policy": "fixed", "strategies": [strategy]},
+    }
+
+
 _SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "stock-ngram": {
@@ -73,7 +94,15 @@ _SPECULATIVE_CONFIGS: dict[str, dict[str, Any] | None] = {
         f"stock-eagle3-{num_tokens}": {"method": "eagle3", "model": EXPORTED, "num_speculative_tokens": num_tokens}
         for num_tokens in (2, 3, 4)
     },
+    # By hand for SmolLM2-135M on two cores, from decode_learned_*.json: the best static length at each batch size.
+    "stock-eagle3-table": {
+        "method": "eagle3",
+        "model": EXPORTED,
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 8, 2], [9, 64, 0]],
+    },
     "tlt-learned": {"method": "tlt", "drafter": TRAINED, "train": {"enabled": False}},
+    **{f"tlt-only-{name}": _only(**strategy) for name, strategy in FIXED_STRATEGIES.items()},
     "tlt-oracle": {"method": "tlt", "drafter": "benchmarks.oracle:OracleDrafter", "num_speculative_tokens": 7},
 }
 ENGINE_NAMES: tuple[str, ...] = tuple(_SPECULATIVE_CONFIGS)

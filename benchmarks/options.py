@@ -16,17 +16,29 @@ from tlt_engine.drafter.export import export
 DEFAULT_MODEL = Path(__file__).parent.parent / "models" / "smollm2-135m-instruct"
 
 
-def add_common_options(parser: argparse.ArgumentParser, engines: Sequence[str], quick_engines: Sequence[str]) -> None:
+LEARNED_ENGINES = ("stock-eagle3-2", "stock-eagle3-3", "stock-eagle3-4", "tlt-learned")
+"""What a benchmark adds when it is given a trained drafter."""
+
+
+def add_common_options(
+    parser: argparse.ArgumentParser,
+    engines: Sequence[str],
+    quick_engines: Sequence[str],
+    learned_engines: Sequence[str] = LEARNED_ENGINES,
+) -> None:
     """Adds model, engines, repetitions, output folder and ``--quick``.
 
     Args:
         parser: Where they go.
         engines: The benchmark's own choice; ``stock`` is always among those that run.
         quick_engines: Its choice for ``--quick``: an engine takes 15 seconds to start.
+        learned_engines: What it adds when it is given a trained drafter.
     """
     parser.add_argument("--model", type=model_directory, default=str(DEFAULT_MODEL), help="directory of the target")
     parser.add_argument("--engines", nargs="+", choices=ENGINE_NAMES, action=_StockFirst)
-    parser.set_defaults(full_engines=list(engines), quick_engines=list(quick_engines))
+    parser.set_defaults(
+        full_engines=list(engines), quick_engines=list(quick_engines), learned_engines=list(learned_engines)
+    )
     parser.add_argument("--drafter", type=model_directory, help="directory of a trained drafter; adds its engines")
     parser.add_argument("--repetitions", type=int, default=3, help="rounds; the engines take turns in each")
     parser.add_argument("--output", type=Path, default=RESULTS_DIR, help="folder of the result file")
@@ -39,7 +51,7 @@ def chosen_engines(arguments: argparse.Namespace) -> list[str]:
     if arguments.drafter is None and any(map(needs_drafter, chosen)):
         raise SystemExit("these engines need a trained drafter, name its directory with --drafter")
     if arguments.drafter is not None and arguments.engines is None:
-        chosen = [*chosen, *(name for name in ENGINE_NAMES if needs_drafter(name))]
+        chosen = [*chosen, *arguments.learned_engines]
     return chosen
 
 

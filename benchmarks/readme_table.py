@@ -160,6 +160,7 @@ _LAYOUTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": _decode_table,
     "rollout": _rollout_table,
     "decode_learned": _decode_table,
+    "adaptive": _decode_table,
     "rollout_learned": _rollout_table,
     "training": _metric_table("acceptance_length", "acceptance length"),
     "windows": _metric_table("acceptance_length", "acceptance length"),

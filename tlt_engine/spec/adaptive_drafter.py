@@ -193,6 +193,11 @@ class AdaptiveDrafter:
         self.cost_model.acceptance.forget(drafters)
 
     @property
+    def strategy_under_way(self) -> SpecStrategy:
+        """What was chosen for the step that comes next."""
+        return self._pending.choice.strategy if self._pending is not None else NO_SPECULATION
+
+    @property
     def draft_seconds(self) -> float:
         """Seconds spent drafting for decode steps."""
         return self._seconds.draft
