@@ -121,7 +121,10 @@ def test_a_strategy_limits_the_rows_of_a_request():
 
 def test_a_policy_that_does_not_cut_keeps_unlikely_rows_and_the_cap_holds():
     unlikely = DraftTree([5, 6], [ROOT, 0], [1e-6, 1e-7])
-    assert [len(tree) for tree in Engine(NGRAM, cuts_to_cost=False, tree=unlikely).draft("ab")] == [2, 2]
+    for cuts_to_cost, kept in ((False, [2, 2]), (True, [0, 0])):
+        engine = Engine(NGRAM, cuts_to_cost=cuts_to_cost, tree=unlikely)
+        engine.drafter.cost_model.step_cost.set_profile({1: 0.03, 64: 64 * 0.03})
+        assert [len(tree) for tree in engine.draft("ab")] == kept
     capped = Engine(NGRAM, cuts_to_cost=False, max_rows=3).draft("ab")
     assert sum(map(len, capped)) == 1
 

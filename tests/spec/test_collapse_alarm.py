@@ -54,6 +54,7 @@ def test_it_is_tried_again_and_paused_longer_if_it_goes_on():
     assert pauses == [FIRST_PAUSE_STEPS, 2 * FIRST_PAUSE_STEPS]
     assert feed(alarm, 0.6, 500) == [], "it works again"
     assert alarm.allows
+    assert f"for {FIRST_PAUSE_STEPS} steps" in feed(alarm, 0.0, 2 * RECENT)[0]
 
 
 def test_new_weights_start_afresh():

@@ -69,6 +69,7 @@ def test_acceptance_is_learnt_by_depth_and_starts_where_training_left():
     assert acceptance.rate("learned", 1) < 0.05
     assert acceptance.rate("learned", 2) == pytest.approx(0.6), "it was never reached"
     acceptance.record("learned", 3, goes_deeper=False)
+    assert acceptance.rate("learned", 3) == pytest.approx(0.6), "nothing was drafted there"
     assert acceptance.snapshot().keys() == {"learned"}
     acceptance.forget(["learned"])
     for _ in range(20):
