@@ -201,6 +201,7 @@ def test_rollout_gives_every_engine_the_lengths_that_stock_had():
         min_p=0.0,
         seed=10,
         drafter=None,
+        exported_drafter=None,
         concurrency=None,
     )
     natural = bench_rollout.make_job(arguments, "stock", [[1], [2]], [])

@@ -70,7 +70,7 @@ def test_drafts_are_as_good_after_a_pause_as_without_one(tiny_llama, batches, wi
 
     always, num_always = acceptance([])
     paused, num_paused = acceptance([(0, 3, "set_strategy", ["none"]), (0, 13, "set_strategy", [drafter])])
-    assert num_paused < 0.85 * num_always
+    assert num_paused < 0.95 * num_always
     assert paused > always - 0.25
 
 
