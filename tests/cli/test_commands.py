@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from drafter.small import HIDDEN, VOCAB, small_drafter
-from tlt_engine.cli import warmup
+from tlt_engine.cli import probe, warmup
 from tlt_engine.cli.main import main
 from tlt_engine.cli.warmup_responses import record_responses
 from tlt_engine.drafter.checkpoint import FILE_NAME, Provenance, TargetIdentity, save_checkpoint
@@ -52,6 +52,13 @@ def test_inspect_says_where_a_drafter_came_from(drafter, capsys):
         "length 1.750, by depth 0.500 0.250",
     ):
         assert fact in printed
+
+
+def test_doctor_calls_a_drafter_wrong_only_beyond_chance():
+    assert not probe._is_no_chance(0.03, 0.06, 300)
+    assert probe._is_no_chance(0.0, 0.06, 3000)
+    assert probe._is_no_chance(0.2, 0.7, 300)
+    assert not probe._is_no_chance(0.7, 0.7, 300)
 
 
 def test_inspect_tells_what_a_decision_log_holds(tmp_path, capsys):

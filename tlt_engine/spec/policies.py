@@ -16,18 +16,20 @@ class Choice:
     """Whether another one is thought to be better."""
 
 
+IsPossible = Callable[[SpecStrategy], bool]
+"""Says whether a strategy's drafter can be asked now."""
+
+Predict = Callable[[SpecStrategy], float]
+"""Returns the cost model's speed-up of a strategy over plain decoding."""
+
+
 class Selector(Protocol):
     """Chooses the strategy of each step."""
 
     cuts_to_cost: bool
     """Whether rows that do not pay by the measured cost of a step are left out of its trees."""
 
-    def select(
-        self,
-        batch_size: int,
-        is_possible: Callable[[SpecStrategy], bool],
-        predict: Callable[[SpecStrategy], float],
-    ) -> Choice:
+    def select(self, batch_size: int, is_possible: IsPossible, predict: Predict) -> Choice:
         """Chooses for one step.
 
         Args:
@@ -66,12 +68,7 @@ class FixedStrategy:
     def __init__(self, strategy: SpecStrategy) -> None:
         self._strategy = strategy
 
-    def select(
-        self,
-        batch_size: int,
-        is_possible: Callable[[SpecStrategy], bool],
-        predict: Callable[[SpecStrategy], float],
-    ) -> Choice:
+    def select(self, batch_size: int, is_possible: IsPossible, predict: Predict) -> Choice:
         """Returns the one strategy, or none while its drafter cannot be asked."""
         return Choice(self._strategy if is_possible(self._strategy) else NO_SPECULATION)
 
@@ -106,12 +103,7 @@ class StrategyTable(FixedStrategy):
         super().__init__(strategy)
         self._table = [(first, _narrowed(strategy, num_tokens)) for first, _, num_tokens in sorted(table)]
 
-    def select(
-        self,
-        batch_size: int,
-        is_possible: Callable[[SpecStrategy], bool],
-        predict: Callable[[SpecStrategy], float],
-    ) -> Choice:
+    def select(self, batch_size: int, is_possible: IsPossible, predict: Predict) -> Choice:
         """Returns the strategy of the batch size, or none while its drafter cannot be asked."""
         strategy = next(found for first, found in reversed(self._table) if first <= max(1, batch_size))
         return Choice(strategy if is_possible(strategy) else NO_SPECULATION)

@@ -6,11 +6,11 @@ long as the time lost by that stays under a share of all time.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tlt_engine.spec.cost_model import size_class
-from tlt_engine.spec.policies import Choice
+from tlt_engine.spec.policies import Choice, IsPossible, Predict
 from tlt_engine.spec.reward import ArmReward, Estimate
 from tlt_engine.spec.strategy import NO_SPECULATION, DrafterName, SpecStrategy
 
@@ -85,16 +85,10 @@ class BanditSelector(ABC):
         self.lost_seconds = 0.0
         self.total_seconds = 0.0
 
-    def select(
-        self,
-        batch_size: int,
-        is_possible: Callable[[SpecStrategy], bool],
-        predict: Callable[[SpecStrategy], float],
-    ) -> Choice:
+    def select(self, batch_size: int, is_possible: IsPossible, predict: Predict) -> Choice:
         """Chooses for one step; see ``Selector.select``."""
-        key = size_class(batch_size)
-        bucket = self._buckets.setdefault(key, _Bucket(self._strategies))
-        self._latest_bucket = key
+        self._latest_bucket = size_class(batch_size)
+        bucket = self._bucket_of(batch_size)
         bucket.step += 1
         if bucket.step - bucket.predicted_at >= PREDICTIONS_LAST:
             bucket.predicted_at = bucket.step
@@ -114,7 +108,7 @@ class BanditSelector(ABC):
         """Learns what a step gave; see ``Selector.record``."""
         if not (0.0 < plain_seconds < float("inf") and 0.0 < seconds < float("inf")):
             return
-        bucket = self._buckets.setdefault(size_class(batch_size), _Bucket(self._strategies))
+        bucket = self._bucket_of(batch_size)
         bucket.follow(seconds)
         predicted = bucket.predicted.get(choice.strategy, 1.0)
         bucket.arms[choice.strategy].record(plain_seconds, predicted * seconds, bucket.step)
@@ -158,6 +152,12 @@ class BanditSelector(ABC):
     @abstractmethod
     def _try_another(self, estimates: Mapping[SpecStrategy, Estimate], best: SpecStrategy) -> SpecStrategy | None:
         """Returns what else to try in this step, or None."""
+
+    def _bucket_of(self, batch_size: int) -> _Bucket:
+        key = size_class(batch_size)
+        if key not in self._buckets:
+            self._buckets[key] = _Bucket(self._strategies)
+        return self._buckets[key]
 
     def _estimate(self, bucket: _Bucket, strategy: SpecStrategy) -> Estimate:
         """Returns what a strategy is worth at a size of batch."""
